@@ -1,0 +1,71 @@
+"""The contract between the benchmark and a method.
+
+A method is a frozen dataclass whose fields are its hyper-parameters, with defaults. ``fit`` returns
+a :class:`Posterior`; the posterior predicts moments. Nothing here imports torch at run time, so that
+names and settings can be listed at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from uqbench.context import Context
+    from uqbench.data import TrainingData
+    from uqbench.prediction import Prediction
+    from uqbench.problems import Problem
+
+
+class Task(StrEnum):
+    """What a problem asks for."""
+
+    REGRESSION = "regression"
+    CLASSIFICATION = "classification"
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """Base class of all methods. Subclass it as a frozen dataclass; the fields are the settings.
+
+    A method must leave alone: the network it is given, the global random state, the default dtype,
+    grad mode, and the train/eval mode of every module. All randomness comes from
+    ``context.generator``.
+    """
+
+    tasks: ClassVar[frozenset[Task]] = frozenset(Task)
+    """Tasks that the method's definition covers; cells of other tasks are skipped."""
+    post_hoc: ClassVar[bool] = True
+    """Whether ``fit`` starts from the shared MAP network (else: from an untrained one)."""
+
+    @abstractmethod
+    def fit(
+        self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
+    ) -> Posterior:
+        """Return the posterior given the training data.
+
+        ``network`` is the MAP network in eval mode if ``post_hoc``, else an untrained network of
+        the problem's architecture, to be copied and initialised. Whatever is tuned is tuned on
+        ``data.validation``, inside ``with context.tuning(grid_size)``.
+        """
+
+
+class Posterior(ABC):
+    """What ``fit`` returns: it predicts, and reports what was tuned."""
+
+    tuned: Mapping[str, float] = {}
+    """Values chosen on the validation split, or found while fitting, for the record."""
+    forward_passes: int = 1
+    """Network evaluations that one prediction costs (the cost model of the record)."""
+
+    @abstractmethod
+    def predict(self, inputs: Tensor) -> Prediction:
+        """Return the predictive moments for a batch of inputs (N, ...).
+
+        Predicting in one batch or in many must give the same answer.
+        """

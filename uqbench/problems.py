@@ -1,0 +1,231 @@
+"""Problems and suites: typed, validated objects read from one TOML file per suite.
+
+A suite file holds ``description``, ``include`` (problems defined in other suites), ``shared``
+(values that every problem of the file starts from) and ``problems``, keyed by the problem's name::
+
+    description = "UCI regression"
+
+    [shared]
+    task = "regression"
+    network = { kind = "mlp", hidden = [50], activation = "tanh" }
+    training = { optimizer = "adam", lr = 1e-2, epochs = 100 }
+
+    [problems."uci/energy"]
+    dataset = "uci/energy"
+    network = { hidden = [150] }
+    methods.nuqls = { epochs = 150 }
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic import NonNegativeFloat as NonNegative
+
+from uqbench.errors import UsageError
+from uqbench.method import Task
+from uqbench.suggestions import did_you_mean
+
+_FORBID_UNKNOWN_KEYS = {"extra": "forbid"}
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """The architecture and its initialisation.
+
+    hidden: widths of the hidden layers. Biases are drawn from N(0, 1) with ``standard_normal``.
+    """
+
+    __pydantic_config__ = _FORBID_UNKNOWN_KEYS
+    kind: Literal["mlp"] = "mlp"
+    hidden: tuple[PositiveInt, ...] = (50,)
+    activation: Literal["tanh", "relu", "silu", "gelu", "sigmoid"] = "tanh"
+    weight_init: Literal["default", "xavier_normal", "xavier_uniform", "kaiming_normal"] = "default"
+    bias_init: Literal["default", "zeros", "standard_normal"] = "default"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained.
+
+    lr: step size; epochs: passes over the training split; batch_size: rows per step (0: all);
+    weight_decay: L2 coefficient added to the gradient, as in torch; momentum: of SGD.
+    schedule: ``poly`` is lr * (1 - t/total)^0.5 with total = ``poly_total`` * epochs,
+    ``cosine`` is annealing to 0 over the epochs; both step once per epoch.
+    """
+
+    __pydantic_config__ = _FORBID_UNKNOWN_KEYS
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: PositiveFloat = 1e-2
+    epochs: PositiveInt = 100
+    batch_size: Annotated[int, Field(ge=0)] = 200
+    weight_decay: NonNegative = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    schedule: Literal["none", "poly", "cosine"] = "none"
+    poly_total: PositiveFloat = 10.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A data set with its splits, a network, a training recipe, and per-method settings.
+
+    split: fractions of rows for training, test and validation.
+    held_out_classes: classes (of the original labels) kept out of training; their rows are the
+    OoD set ``held-out``.
+    predict_batch: rows per call of ``Posterior.predict``.
+    """
+
+    __pydantic_config__ = _FORBID_UNKNOWN_KEYS
+    name: str
+    dataset: str
+    task: Task
+    network: NetworkSpec = field(default_factory=NetworkSpec)
+    training: Recipe = field(default_factory=Recipe)
+    split: tuple[Fraction, Fraction, Fraction] = (0.70, 0.15, 0.15)
+    standardise: bool = True
+    held_out_classes: tuple[int | str, ...] = ()
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    dtype: Literal["float32", "float64"] = "float64"
+    predict_batch: PositiveInt = 1000
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        if abs(sum(self.split) - 1) > 1e-9:
+            raise ValueError(f"split must sum to 1, got {list(self.split)}")
+        if self.held_out_classes and self.task is not Task.CLASSIFICATION:
+            raise ValueError("held_out_classes needs task = 'classification'")
+
+    def training_identity(self) -> dict[str, Any]:
+        """All of the problem that the MAP network depends on, besides the data and the seed."""
+        parts = asdict(self)
+        for part in ("methods", "predict_batch", "description"):
+            del parts[part]
+        return parts
+
+    def quick(self) -> Problem:
+        """The same problem with a tenth of the epochs, to try things out; never published."""
+        epochs = max(self.training.epochs // 10, 1)
+        return replace(self, training=replace(self.training, epochs=epochs))
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A named list of problems."""
+
+    name: str
+    description: str
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True)
+class _SuiteFile:
+    """The TOML file as written; problems are validated after ``shared`` is merged in."""
+
+    __pydantic_config__ = _FORBID_UNKNOWN_KEYS
+    description: str = ""
+    include: tuple[str, ...] = ()
+    shared: dict[str, Any] = field(default_factory=dict)
+    problems: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def validated(kind: type, values: Mapping[str, Any], where: str) -> Any:
+    """Build ``kind`` from ``values``; raise a :class:`UsageError` that names the place and key."""
+    try:
+        return TypeAdapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        place = f"{where}: {key}" if key else where
+        if first["type"] == "unexpected_keyword_argument":
+            known = sorted(TypeAdapter(kind).json_schema().get("properties", {}))
+            hint = did_you_mean(str(first["loc"][-1]), known) if len(first["loc"]) == 1 else ""
+            raise UsageError(f"{place}: unknown key.{hint}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        seen = "" if first["type"] in {"value_error", "missing"} else f", got {first['input']!r}"
+        raise UsageError(f"{place}: {message}{seen}") from None
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` updated by ``over``, tables merged key by key."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both_tables = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(old, value) if both_tables else value
+    return result
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; a syntax error names the file and the line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def suite_names() -> list[str]:
+    """Names of the suites that come with uqbench."""
+    return sorted(path.stem for path in _suite_folder().iterdir() if path.suffix == ".toml")
+
+
+def _suite_folder() -> Path:
+    return Path(str(resources.files("uqbench.datasets"))) / "suites"
+
+
+def _suite_path(name: str) -> Path:
+    if name.endswith(".toml"):
+        return Path(name)
+    if name not in suite_names():
+        raise UsageError(f"no suite named '{name}'.{did_you_mean(name, suite_names())}")
+    return _suite_folder() / f"{name}.toml"
+
+
+def load_suite(name: str) -> Suite:
+    """Read a suite by its name, or from a path that ends in ``.toml``."""
+    path = _suite_path(name)
+    file = validated(_SuiteFile, read_toml(path), str(path))
+    known = {} if not file.include else all_problems(skip=path.stem)
+    problems = []
+    for included in file.include:
+        if included not in known:
+            hint = did_you_mean(included, known)
+            raise UsageError(f"{path}: include: no problem named '{included}'.{hint}")
+        problems.append(known[included])
+    for problem, values in file.problems.items():
+        values = {"name": problem, **merged(file.shared, values)}
+        problems.append(validated(Problem, values, f'{path}: problems."{problem}"'))
+    if not problems:
+        raise UsageError(f"{path}: the suite has no problems")
+    return Suite(path.stem, file.description, tuple(problems))
+
+
+def all_problems(skip: str = "") -> dict[str, Problem]:
+    """All problems of the suites that come with uqbench, by name, where they are defined."""
+    problems: dict[str, Problem] = {}
+    for name in suite_names():
+        path = _suite_path(name)
+        if name == skip:
+            continue
+        file = validated(_SuiteFile, read_toml(path), str(path))
+        for problem, values in file.problems.items():
+            values = {"name": problem, **merged(file.shared, values)}
+            problems[problem] = validated(Problem, values, f'{path}: problems."{problem}"')
+    return problems
+
+
+def digest(value: Any) -> str:
+    """sha256 of a JSON-like value, independent of the order of keys; 64 hex digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=True)
+    return hashlib.sha256(text.encode()).hexdigest()
