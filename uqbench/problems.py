@@ -22,10 +22,10 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 from pydantic import NonNegativeFloat as NonNegative
@@ -79,6 +79,8 @@ class Recipe:
 class Problem:
     """A data set with its splits, a network, a training recipe, and per-method settings.
 
+    dataset: a name that ``uqbench data list`` shows, or ``file:PATH`` for a table of one's own.
+    target: the column to predict, for ``file:PATH`` alone.
     split: fractions of rows for training, test and validation.
     held_out_classes: classes (of the original labels) kept out of training; their rows are the
     OoD set ``held-out``.
@@ -98,6 +100,7 @@ class Problem:
     dtype: Literal["float32", "float64"] = "float64"
     predict_batch: PositiveInt = 1000
     description: str = ""
+    target: str | None = None
 
     def __post_init__(self) -> None:
         if abs(sum(self.split) - 1) > 1e-9:
@@ -147,12 +150,18 @@ def validated(kind: type, values: Mapping[str, Any], where: str) -> Any:
         key = ".".join(str(part) for part in first["loc"])
         place = f"{where}: {key}" if key else where
         if first["type"] == "unexpected_keyword_argument":
-            known = sorted(TypeAdapter(kind).json_schema().get("properties", {}))
-            hint = did_you_mean(str(first["loc"][-1]), known) if len(first["loc"]) == 1 else ""
+            hint = did_you_mean(str(first["loc"][-1]), _known_keys(kind, first["loc"][:-1]))
             raise UsageError(f"{place}: unknown key.{hint}") from None
         message = first["msg"].removeprefix("Value error, ")
         seen = "" if first["type"] in {"value_error", "missing"} else f", got {first['input']!r}"
         raise UsageError(f"{place}: {message}{seen}") from None
+
+
+def _known_keys(kind: Any, tables: tuple[str | int, ...]) -> list[str]:
+    """Keys of the dataclass that is found by going down these tables; none if they are free."""
+    for table in tables:
+        kind = get_type_hints(kind).get(table) if is_dataclass(kind) else None
+    return [key.name for key in fields(kind)] if is_dataclass(kind) else []
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

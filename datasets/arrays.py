@@ -1,0 +1,99 @@
+"""The arrays that loaders return: a table as read, and a problem's data once split."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from uqbench.method import Task
+
+
+def fingerprint(*arrays: np.ndarray, class_names: tuple[str, ...] = ()) -> str:
+    """sha256 (64 hex digits) of the arrays' shapes, dtypes, little-endian bytes, and class names.
+
+    It is of the parsed numbers: how a file writes them (``5``, ``5.0``, line ends) does not matter.
+    """
+    digest = hashlib.sha256()
+    for array in arrays:
+        little_endian = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        digest.update(f"{array.shape}{little_endian.dtype.str}".encode())
+        digest.update(little_endian.data)
+    digest.update("\x00".join(class_names).encode())
+    return digest.hexdigest()
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Return the array, which can no longer be written to: tables are shared between cells."""
+    array.setflags(write=False)
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A data set before it is split.
+
+    inputs: (N, d) float64. targets: (N,), float64 values or int64 class indices 0..C-1.
+    class_names: the labels behind the indices; empty for regression.
+    source: the file or package that it comes from, for error messages.
+    """
+
+    name: str
+    inputs: np.ndarray
+    targets: np.ndarray
+    feature_names: tuple[str, ...]
+    target_name: str
+    task: Task
+    class_names: tuple[str, ...] = ()
+    source: str = ""
+    fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        read_only(self.inputs)
+        read_only(self.targets)
+        found = fingerprint(self.inputs, self.targets, class_names=self.class_names)
+        object.__setattr__(self, "fingerprint", found)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def place(self) -> str:
+        """How an error message names the table: its file if it has one."""
+        return self.source or self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """inputs: (n, ...) float64; targets: (n,), standardised values or class indices."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedData:
+    """A problem's data for one seed, standardised.
+
+    ood: name -> inputs (n, ...) of an out-of-distribution set.
+    num_classes: C, or None for regression.
+    target_mean, target_std: y_raw = target_mean + target_std * y (0 and 1 where not standardised).
+    fingerprint: of the data before splitting.
+    """
+
+    task: Task
+    train: Arrays
+    validation: Arrays
+    test: Arrays
+    ood: Mapping[str, np.ndarray] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+    num_classes: int | None = None
+    target_mean: float = 0.0
+    target_std: float = 1.0
+    feature_names: tuple[str, ...] = ()
+    fingerprint: str = ""

@@ -1,0 +1,216 @@
+"""All data sets by name: loading, listing, verifying, fetching. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Literal
+
+from uqbench.datasets import bundled, uci
+from uqbench.datasets.arrays import PreparedData, Table
+from uqbench.datasets.root import data_root
+from uqbench.datasets.splits import prepare
+from uqbench.datasets.tables import read_table
+
+from uqbench.errors import DataError, UsageError
+from uqbench.method import Task
+from uqbench.suggestions import did_you_mean
+
+__all__ = ["Entry", "Outcome", "data_root", "entries", "fetch", "load_problem_data", "verify"]
+
+FILE_PREFIX = "file:"
+TOY_CUBIC = "toy/cubic"
+_BUNDLED_TABLES: dict[str, Callable[[], Table]] = {
+    "sklearn/diabetes": bundled.load_diabetes,
+    "sklearn/digits": bundled.load_digits,
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of ``uqbench data list``. path: where its file is or would be; None if bundled."""
+
+    name: str
+    task: Task
+    rows: int
+    features: int
+    status: Literal["present", "missing", "bundled"]
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one data set in ``verify`` or ``fetch``."""
+
+    name: str
+    status: Literal["ok", "unchecked", "missing", "wrong", "fetched", "present", "failed"]
+    message: str = ""
+
+
+def load_problem_data(
+    dataset: str,
+    *,
+    task: Task | str,
+    split: tuple[float, float, float],
+    seed: int,
+    standardise: bool,
+    held_out_classes: Sequence[int | str] = (),
+    root: str | Path | None = None,
+    target: str | None = None,
+) -> PreparedData:
+    """Return the data of one (problem, seed).
+
+    dataset: a name of :func:`entries`, or ``file:PATH`` for a table of one's own, of which
+    ``target`` names the column to predict. seed: of the split, or of generated data.
+    root: the data folder (see :func:`data_root`).
+    """
+    task = Task(task)
+    if dataset == TOY_CUBIC:
+        _require_task(dataset, task, Task.REGRESSION)
+        if standardise:
+            raise UsageError(
+                f"{dataset}: generated data is not standardised; say standardise = false"
+            )
+        return bundled.toy_cubic(seed)
+    table = load_table(dataset, root=root, target=target, task=task)
+    _require_task(dataset, task, table.task)
+    return prepare(
+        table, split=split, seed=seed, standardise=standardise, held_out_classes=held_out_classes
+    )
+
+
+def load_table(
+    dataset: str,
+    *,
+    root: str | Path | None = None,
+    target: str | None = None,
+    task: Task | str | None = None,
+) -> Table:
+    """Return a data set before it is split; a file is read once per process while it is unchanged.
+
+    task: for ``file:PATH`` alone; None: found from the target column.
+    """
+    if dataset in _BUNDLED_TABLES:
+        return _bundled_table(dataset)
+    if dataset.startswith(FILE_PREFIX):
+        if target is None:
+            raise UsageError(f"{dataset}: no target column named (--target)")
+        path = Path(dataset.removeprefix(FILE_PREFIX)).expanduser()
+        return _own_table(path, target, task, _stamp(path))
+    if dataset.startswith("uci/"):
+        name = dataset.removeprefix("uci/")
+        if name in uci.SETS:
+            folder = data_root(root)
+            return _uci_table(name, folder, _stamp(uci.path_of(name, folder)))
+    raise UsageError(f"no data set named '{dataset}'.{did_you_mean(dataset, names())}")
+
+
+def names() -> list[str]:
+    """Names of all data sets."""
+    return [TOY_CUBIC, *_BUNDLED_TABLES, *(f"uci/{name}" for name in uci.SETS)]
+
+
+def entries(root: str | Path | None = None) -> list[Entry]:
+    """All data sets: what they are, and whether they are there."""
+    toy_rows = 2 * bundled.TOY_TRAINING_POINTS + bundled.TOY_TEST_POINTS
+    found = [
+        Entry(TOY_CUBIC, Task.REGRESSION, toy_rows, 1, "bundled"),
+        Entry("sklearn/diabetes", Task.REGRESSION, 442, 10, "bundled"),
+        Entry("sklearn/digits", Task.CLASSIFICATION, 1797, 64, "bundled"),
+    ]
+    for name, described in uci.SETS.items():
+        path = uci.path_of(name, data_root(root))
+        status = "present" if path.exists() else "missing"
+        rows, features = described.rows, described.features
+        found.append(Entry(f"uci/{name}", Task.REGRESSION, rows, features, status, path))
+    return found
+
+
+def verify(root: str | Path | None = None, chosen: Iterable[str] | None = None) -> list[Outcome]:
+    """Check data sets on disk (all of them if ``chosen`` is None) against their fingerprints.
+
+    ``unchecked``: readable and of the right size, but its fingerprint is not known.
+    """
+    outcomes = []
+    for name in _files(chosen):
+        short = name.removeprefix("uci/")
+        path = uci.path_of(short, data_root(root))
+        try:
+            uci.load(short, data_root(root))
+        except DataError as error:
+            status = "wrong" if path.exists() else "missing"
+            outcomes.append(Outcome(name, status, str(error)))
+            continue
+        known = uci.SETS[short].fingerprint is not None
+        outcomes.append(Outcome(name, "ok" if known else "unchecked", str(path)))
+    return outcomes
+
+
+def fetch(
+    chosen: Iterable[str] | None = None,
+    root: str | Path | None = None,
+    report: Callable[[str], None] = lambda name: None,
+) -> list[Outcome]:
+    """Download data sets that are not there (all of them if ``chosen`` is None).
+
+    One that fails does not stop the others. ``report`` is called with each name before its turn.
+    """
+    outcomes = []
+    for name in _files(chosen):
+        report(name)
+        short = name.removeprefix("uci/")
+        try:
+            fetched = uci.fetch(short, data_root(root))
+        except DataError as error:
+            outcomes.append(Outcome(name, "failed", str(error)))
+            continue
+        path = uci.path_of(short, data_root(root))
+        outcomes.append(Outcome(name, "fetched" if fetched else "present", str(path)))
+    return outcomes
+
+
+def _files(chosen: Iterable[str] | None) -> list[str]:
+    """The data sets among ``chosen`` that have a file; ``uci`` stands for all UCI sets."""
+    downloadable = [f"uci/{name}" for name in uci.SETS]
+    if chosen is None:
+        return downloadable
+    wanted: list[str] = []
+    for name in chosen:
+        if name == "uci":
+            wanted += downloadable
+        elif name in names():
+            wanted += [name] if name in downloadable else []
+        else:
+            raise UsageError(f"no data set named '{name}'.{did_you_mean(name, names())}")
+    return list(dict.fromkeys(wanted))
+
+
+def _require_task(dataset: str, asked: Task, found: Task) -> None:
+    if asked is not found:
+        raise UsageError(f"{dataset} is for {found}, but the problem says task = '{asked}'")
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is rewritten: part of the key under which its table is kept."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+@cache
+def _bundled_table(dataset: str) -> Table:
+    return _BUNDLED_TABLES[dataset]()
+
+
+@lru_cache(maxsize=16)
+def _uci_table(name: str, root: Path, stamp: tuple[int, int] | None) -> Table:
+    return uci.load(name, root)
+
+
+@lru_cache(maxsize=16)
+def _own_table(path: Path, target: str, task: Task | None, stamp: tuple[int, int] | None) -> Table:
+    return read_table(path, target, task)

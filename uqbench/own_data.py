@@ -1,0 +1,49 @@
+"""The problem for a table of one's own: a network and a recipe that suit its size."""
+
+from __future__ import annotations
+
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from uqbench.problems import NetworkSpec, Problem, Recipe
+
+if TYPE_CHECKING:
+    from uqbench.datasets.arrays import Table
+
+STEPS = 2000
+BATCH_SIZE = 200
+MIN_EPOCHS = 5
+MAX_FLOAT64_CELLS = 5_000_000
+"""Above this many numbers in the table the problem is in float32, to halve memory and time."""
+
+
+def own_table_problem(path: str | Path, target: str, table: Table) -> Problem:
+    """Return the problem ``file:PATH`` for a table that :func:`read_table` returned.
+
+    The network has two hidden layers of 50 tanh units. It is trained by Adam (step size 1e-2 with
+    cosine annealing, weight decay 1e-4) for about 2,000 steps of 200 rows, and for 5 epochs at
+    least.
+    """
+    path = Path(path).resolve()
+    split = Problem.split
+    steps_per_epoch = ceil(max(int(len(table) * split[0]), 1) / BATCH_SIZE)
+    large = table.inputs.size > MAX_FLOAT64_CELLS
+    rows, features = table.inputs.shape
+    return Problem(
+        name=path.stem,
+        dataset=f"file:{path}",
+        target=target,
+        task=table.task,
+        network=NetworkSpec(kind="mlp", hidden=(50, 50), activation="tanh"),
+        training=Recipe(
+            optimizer="adam",
+            lr=1e-2,
+            epochs=max(round(STEPS / steps_per_epoch), MIN_EPOCHS),
+            batch_size=BATCH_SIZE,
+            weight_decay=1e-4,
+            schedule="cosine",
+        ),
+        dtype="float32" if large else "float64",
+        description=f"{path.name}: {target} from {features} features, {rows:,} rows",
+    )
