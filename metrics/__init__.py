@@ -1,0 +1,185 @@
+"""Metrics: plain functions of arrays, one file per family, and the catalogue of their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Better = Literal["lower", "higher", "closer to 0.95"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What the benchmark knows about a metric besides its value.
+
+    name: the key in records and tables. task: where it is defined; ``any`` for names that both
+    tasks share. better: the direction of improvement, None where the value describes and does not
+    rank. title: a column's heading. per_ood: one value per OoD set, not one per problem.
+    """
+
+    name: str
+    task: Literal["regression", "classification", "any"]
+    better: Better | None
+    title: str
+    description: str
+    per_ood: bool = False
+
+
+def _vmsp_group(group: str, title: str, certain: bool, per_ood: bool = False) -> list[Metric]:
+    """The metrics of one VMSP group; the predictions of ``certain`` groups should not vary."""
+
+    def metric(key: str, better: Better | None, heading: str, description: str) -> Metric:
+        name = f"vmsp_{group}_{key}"
+        heading = f"VMSP {title} {heading}"
+        return Metric(name, "classification", better, heading, description, per_ood)
+
+    median, skew = ("lower", "higher") if certain else ("higher", "lower")
+    return [
+        metric("median", median, "median", f"median VMSP of {title} points"),
+        metric("skew", skew, "skew", f"Fisher–Pearson skew g1 of the VMSP of {title} points"),
+        metric("q25", None, "25%", f"lower quartile of the VMSP of {title} points"),
+        metric("q75", None, "75%", f"upper quartile of the VMSP of {title} points"),
+        metric("count", None, "count", f"number of {title} points"),
+    ]
+
+
+_ALL = [
+    Metric("rmse", "regression", "lower", "RMSE", "root mean squared error, standardised targets"),
+    Metric("rmse_raw", "regression", "lower", "RMSE (raw)", "RMSE in the units of the data"),
+    Metric(
+        "nll",
+        "any",
+        "lower",
+        "NLL",
+        "negative log-likelihood per point in nats; for regression Gaussian, with ½ log 2π",
+    ),
+    Metric(
+        "ece",
+        "any",
+        "lower",
+        "ECE",
+        "expected calibration error; regression: mean squared coverage error at the 11 levels "
+        "0, 0.1, ..., 1; classification: top label, 10 equal bins, L1",
+    ),
+    Metric(
+        "mace",
+        "regression",
+        "lower",
+        "MACE",
+        "mean absolute coverage error at the 100 levels 0.005, 0.015, ..., 0.995",
+    ),
+    Metric("crps", "regression", "lower", "CRPS", "continuous ranked probability score, Gaussian"),
+    Metric(
+        "sharpness",
+        "regression",
+        None,
+        "Sharpness",
+        "mean predictive standard deviation; smaller is better at equal calibration only",
+    ),
+    Metric(
+        "coverage95",
+        "regression",
+        "closer to 0.95",
+        "Coverage 95%",
+        "share of targets inside the central 95% interval",
+    ),
+    Metric(
+        "width95",
+        "regression",
+        None,
+        "Width 95%",
+        "mean width of the central 95% interval; narrower is better at equal coverage only",
+    ),
+    Metric(
+        "interval_score",
+        "regression",
+        "lower",
+        "Interval score",
+        "width of the central 95% interval plus 40 times the distance of targets outside it",
+    ),
+    Metric(
+        "accuracy", "classification", "higher", "Accuracy", "share of points predicted correctly"
+    ),
+    Metric(
+        "brier",
+        "classification",
+        "lower",
+        "Brier",
+        "squared error of the probabilities, summed over classes; 0 to 2",
+    ),
+    Metric(
+        "aurc",
+        "classification",
+        "lower",
+        "AURC",
+        "area under the risk–coverage curve: error rate when the least confident are left out",
+    ),
+    Metric(
+        "mutual_information",
+        "classification",
+        None,
+        "Mutual information",
+        "mean mutual information of label and member, in nats: how much members disagree",
+    ),
+    *_vmsp_group("id_correct", "ID correct", certain=True),
+    *_vmsp_group("id_incorrect", "ID incorrect", certain=False),
+    Metric(
+        "vmsp_auc_error",
+        "classification",
+        "higher",
+        "VMSP AUC error",
+        "AUROC of VMSP, ID incorrect against ID correct points",
+    ),
+    Metric(
+        "ood_auc",
+        "classification",
+        "higher",
+        "OoD AUC",
+        "AUROC of the predictive entropy, OoD against ID points",
+        per_ood=True,
+    ),
+    Metric(
+        "auc_roc",
+        "classification",
+        "higher",
+        "AUC-ROC",
+        "AUROC of the maximum probability, ID against OoD points",
+        per_ood=True,
+    ),
+    Metric(
+        "logit_var_auc",
+        "classification",
+        "higher",
+        "Logit-variance AUC",
+        "AUROC of the logit variance summed over classes, OoD against ID points",
+        per_ood=True,
+    ),
+    Metric(
+        "fpr95",
+        "classification",
+        "lower",
+        "FPR95",
+        "share of ID points flagged by the predictive entropy when 95% of OoD points are",
+        per_ood=True,
+    ),
+    Metric(
+        "mutual_information_auc",
+        "classification",
+        "higher",
+        "MI AUC",
+        "AUROC of the mutual information of label and member, OoD against ID points",
+        per_ood=True,
+    ),
+    *_vmsp_group("ood", "OoD", certain=False, per_ood=True),
+    Metric(
+        "vmsp_auc_ood",
+        "classification",
+        "higher",
+        "VMSP AUC OoD",
+        "AUROC of VMSP, OoD against ID correct points",
+        per_ood=True,
+    ),
+]
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+"""Every metric by name, in the order of tables."""
