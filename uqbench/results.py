@@ -1,0 +1,115 @@
+"""Results: the records of one or more runs, as objects, tables and a leaderboard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uqbench.errors import UsageError
+from uqbench.leaderboard import Leaderboard
+from uqbench.records import Cost, Record, RecordFile
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Results:
+    """What ``uqbench.run`` returns.
+
+    records: one per cell, the newest of each.
+    """
+
+    records: tuple[Record, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "records", tuple(self.records))
+
+    @classmethod
+    def load(cls, runs: str | Path | Iterable[str | Path]) -> Results:
+        """Read one run folder, or several; of a cell that several hold, the last one's counts.
+
+        Raises :class:`UsageError` if a folder holds no records.
+        """
+        folders = [runs] if isinstance(runs, str | Path) else list(runs)
+        records: dict[str, Record] = {}
+        for folder in folders:
+            file = RecordFile(folder)
+            if not file.path.is_file():
+                raise UsageError(
+                    f"{folder}: no run here (there is no {file.path.name}). Name the folder that "
+                    "'uqbench run' wrote to."
+                )
+            records.update((record.key, record) for record in file.read())
+        return cls(tuple(records.values()))
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per cell: its identity, status and error, metrics, OoD metrics and costs.
+
+        Metrics on OoD sets are named ``ood:SET:metric``; what a cell lacks is NaN.
+        """
+        import pandas as pd
+
+        rows = [_flat(record) for record in self.records]
+        names = {group: _ordered(row[group] for row in rows) for group in ("metrics", "ood")}
+        columns = [*_IDENTITY, *names["metrics"], *names["ood"], *_COST]
+        flat = [{**row["identity"], **row["metrics"], **row["ood"], **row["cost"]} for row in rows]
+        return pd.DataFrame(flat, columns=columns)
+
+    def summary(self) -> pd.DataFrame:
+        """Mean and standard deviation over seeds: one row per problem, method and number.
+
+        The rows of the CSV leaderboard; see :meth:`uqbench.leaderboard.Leaderboard.tidy_rows`.
+        """
+        import pandas as pd
+
+        from uqbench.leaderboard import CSV_COLUMNS
+
+        return pd.DataFrame(Leaderboard.of(self.records).tidy_rows(), columns=CSV_COLUMNS)
+
+    def leaderboard(self, format: str = "table", *, width: int = 120) -> str:
+        """Return the leaderboard as text; format: ``table``, ``csv`` or ``md``."""
+        return Leaderboard.of(self.records).render(format, width=width)
+
+    def table(self) -> None:
+        """Print the leaderboard, as wide as the terminal."""
+        from rich.console import Console
+
+        Console().print(Leaderboard.of(self.records))
+
+
+_IDENTITY = ("suite", "problem", "method", "settings", "seed", "quick", "status", "error")
+_COST = tuple(f.name for f in fields(Cost))
+
+
+def _flat(record: Record) -> dict[str, dict[str, Any]]:
+    identity = record.identity
+    error = ": ".join(part for part in (record.error_type, record.error_message) if part)
+    return {
+        "identity": {
+            "suite": identity.suite,
+            "problem": identity.problem,
+            "method": identity.method,
+            "settings": json.dumps(identity.settings, sort_keys=True, default=str),
+            "seed": identity.seed,
+            "quick": identity.quick,
+            "status": record.status,
+            "error": error,
+        },
+        "metrics": dict(record.outcome.metrics),
+        "ood": {
+            f"ood:{ood_set}:{name}": value
+            for ood_set, metrics in record.outcome.ood.items()
+            for name, value in metrics.items()
+        },
+        "cost": {name: getattr(record.cost, name) for name in _COST},
+    }
+
+
+def _ordered(mappings: Iterable[dict[str, Any]]) -> list[str]:
+    """Every key once, in the order of first appearance."""
+    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
