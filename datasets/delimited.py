@@ -10,8 +10,9 @@ import codecs
 import csv
 import io
 import re
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -56,30 +57,30 @@ class DelimitedText:
         content = _read_utf8(path)
         separator = _separator(path, content)
         text = cls(path, content, separator, ".", ())
-        header = text._read_header()
-        return cls(path, content, separator, text._decimal_mark(), header)
+        text = replace(text, header=text._read_header())
+        return replace(text, decimal=text._decimal_mark())
 
     def frame(self) -> pd.DataFrame:
         """Parse the rows, (N, columns); cells of a column that is not numeric stay text."""
         blanks = self.separator == WHITESPACE
         try:
-            frame = pd.read_csv(
-                io.BytesIO(self.content),
-                sep=r"\s+" if blanks else self.separator,
-                decimal=self.decimal,
-                quoting=csv.QUOTE_NONE if blanks else csv.QUOTE_MINIMAL,
-                skipinitialspace=not blanks,
-                na_filter=False,
-                low_memory=False,
-                **exact_floats(),
-            )
-        except (pd.errors.ParserError, ValueError) as error:
+            with warnings.catch_warnings():
+                # of rows longer than the header: pandas would drop the surplus with a warning
+                warnings.simplefilter("error", pd.errors.ParserWarning)
+                frame = pd.read_csv(
+                    io.BytesIO(self.content),
+                    sep=r"\s+" if blanks else self.separator,
+                    decimal=self.decimal,
+                    quoting=csv.QUOTE_NONE if blanks else csv.QUOTE_MINIMAL,
+                    skipinitialspace=not blanks,
+                    index_col=False,
+                    na_filter=False,
+                    low_memory=False,
+                    **exact_floats(),
+                )
+        except (pd.errors.ParserError, pd.errors.ParserWarning, ValueError) as error:
             self.require_rectangular()
             raise DataError(f"{self.path}: {_first_line(error)}") from None
-        # pandas takes the surplus fields of rows longer than the header for an index
-        if not isinstance(frame.index, pd.RangeIndex) or len(frame.columns) != len(self.header):
-            self.require_rectangular()
-            raise DataError(f"{self.path}: the rows do not fit the header")
         if frame.empty:
             raise DataError(f"{self.path}: a header but no rows")
         frame.columns = list(self.header)
@@ -114,9 +115,9 @@ class DelimitedText:
                 yield start, fields
             start = reader.line_num + 1
 
-    def line(self, row: int) -> int:
-        """The line of the file (1-based) on which a row of the frame (0-based) starts."""
-        return next(islice(self.records(), row + 1, None))[0]
+    def record(self, row: int) -> tuple[int, list[str]]:
+        """The line (1-based) on which a row of the frame (0-based) starts, and its fields."""
+        return next(islice(self.records(), row + 1, None))
 
     def require_rectangular(self) -> None:
         """Raise a DataError that names the first line whose field count is not the header's."""
@@ -152,7 +153,7 @@ class DelimitedText:
             return "."
         ambiguous = None
         for line, fields in islice(self.records(_SAMPLE_BYTES), 1, None):
-            for name, cell in zip(self.header or fields, fields, strict=False):
+            for name, cell in zip(self.header, fields, strict=False):
                 if not _COMMA_NUMBER.fullmatch(cell.strip()):
                     continue
                 if not _THOUSANDS.fullmatch(cell.strip()):

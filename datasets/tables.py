@@ -49,7 +49,10 @@ def read_table(path: str | Path, target: str, task: Task | str | None = None) ->
     file = _open(path)
     names = list(file.frame.columns)
     if target not in names:
-        raise UsageError(f"{path}: no column named '{target}'.{did_you_mean(target, names)}")
+        hint = did_you_mean(target, names)
+        if pd.to_numeric(pd.Series(names), errors="coerce").notna().all():
+            hint = " The first line holds numbers only; it must name the columns."
+        raise UsageError(f"{path}: no column named '{target}'.{hint}")
     if len(names) < 2:
         raise DataError(f"{path}: no columns besides the target '{target}'")
 
@@ -96,9 +99,7 @@ class _TableFile:
 
     def is_numeric(self, name: str) -> bool:
         column = self.frame[name]
-        if types.is_bool_dtype(column):
-            return False
-        if types.is_numeric_dtype(column):
+        if types.is_numeric_dtype(column) and not types.is_bool_dtype(column):
             return True
         filled = ~_blank(column)
         return np.isfinite(self.parsed(name)).sum() > filled.sum() / 2
@@ -118,8 +119,10 @@ class _TableFile:
         return texts.to_numpy(dtype=object)
 
     def parsed(self, name: str) -> np.ndarray:
-        """The column as float64, NaN where it is not a number."""
+        """The column as float64, NaN where it is not a number (true and false are none)."""
         column = self.frame[name]
+        if types.is_bool_dtype(column):
+            return np.full(len(column), np.nan)
         if types.is_numeric_dtype(column):
             return column.to_numpy(dtype=np.float64, na_value=np.nan)
         if self.text is not None and self.text.decimal == ",":
@@ -131,15 +134,15 @@ class _TableFile:
     def _require(self, name: str, good: np.ndarray, complaint: str) -> None:
         if good.all():
             return
+        row = int(np.argmin(good))
+        where, cell = f"row {row + 1}", str(self.frame[name].iloc[row])
         if self.text is not None:
             self.text.require_rectangular()
-        row = int(np.argmin(good))
-        cell = self.frame[name].iloc[row]
-        found = "the cell is empty" if _blank(self.frame[name])[row] else f"'{cell}' {complaint}"
-        raise DataError(f"{self.path}: {self._where(row)}, column '{name}': {found}")
-
-    def _where(self, row: int) -> str:
-        return f"row {row + 1}" if self.text is None else f"line {self.text.line(row)}"
+            line, fields = self.text.record(row)
+            where, cell = f"line {line}", fields[self.text.header.index(name)].strip()
+        empty = _blank(self.frame[name])[row]
+        found = "the cell is empty" if empty else f"'{cell}' {complaint}"
+        raise DataError(f"{self.path}: {where}, column '{name}': {found}")
 
 
 def _blank(column: pd.Series) -> np.ndarray:
@@ -243,12 +246,13 @@ def _one_hot(file: _TableFile, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     labels = file.labels(name)
     _refuse_thousands_separators(file, name, labels)
     distinct = len(set(labels))
-    almost_all_differ = len(labels) >= 20 and distinct > 0.9 * len(labels)
-    if distinct > MAX_CATEGORIES or almost_all_differ:
+    too_many = distinct > MAX_CATEGORIES
+    if too_many or (len(labels) >= 20 and distinct > 0.9 * len(labels)):
+        reason = f"at most {MAX_CATEGORIES}" if too_many else "only values that recur"
         raise DataError(
             f"{file.path}: column '{name}' is text with {distinct} different values in "
-            f"{len(labels)} rows (at most {MAX_CATEGORIES} are one-hot encoded); drop the column, "
-            "or turn it into numbers"
+            f"{len(labels)} rows ({reason} can be one-hot encoded); drop the column, or turn it "
+            "into numbers"
         )
     encoder = OneHotEncoder(sparse_output=False, dtype=np.float64)
     return encoder.fit_transform(labels[:, None]), tuple(encoder.categories_[0].tolist())

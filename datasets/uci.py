@@ -62,12 +62,14 @@ def parse_concrete(content: bytes) -> pd.DataFrame:
     The benchmarks' CSV holds the numbers as the workbook displays them, rounded half up: features
     to one decimal, strength to two (the cells hold 222.36 and 79.98611076).
     """
-    sheet = pd.read_excel(io.BytesIO(content))
-    columns = {
-        name: [_round_half_up(value, 2 if i == 8 else 1) for value in column]
-        for i, (name, column) in enumerate(sheet.items())
-    }
-    return pd.DataFrame(columns)
+    import xlrd  # pandas is giving up its use of it
+
+    sheet = xlrd.open_workbook(file_contents=content).sheet_by_index(0)
+    rows = [
+        [_round_half_up(value, 2 if i == 8 else 1) for i, value in enumerate(sheet.row_values(row))]
+        for row in range(1, sheet.nrows)
+    ]
+    return pd.DataFrame(rows, columns=sheet.row_values(0))
 
 
 def parse_kin8nm(content: bytes) -> pd.DataFrame:
@@ -327,12 +329,13 @@ def _write_atomically(path: Path, frame: pd.DataFrame) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("x", newline="") as file:
-            frame.to_csv(file, index=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with temporary.open("w", newline="") as file:
+                frame.to_csv(file, index=False)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{path}: cannot write ({error.strerror})") from None
-    finally:
-        temporary.unlink(missing_ok=True)
