@@ -18,7 +18,18 @@ from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
 from uqbench.suggestions import did_you_mean
 
-__all__ = ["Entry", "Outcome", "data_root", "entries", "fetch", "load_problem_data", "verify"]
+__all__ = [
+    "FILE_PREFIX",
+    "Entry",
+    "Outcome",
+    "data_root",
+    "entries",
+    "fetch",
+    "load_problem_data",
+    "load_table",
+    "names",
+    "verify",
+]
 
 FILE_PREFIX = "file:"
 TOY_CUBIC = "toy/cubic"

@@ -25,7 +25,7 @@ def own_table_problem(path: str | Path, target: str, table: Table) -> Problem:
     cosine annealing, weight decay 1e-4) for about 2,000 steps of 200 rows, and for 5 epochs at
     least.
     """
-    path = Path(path).resolve()
+    path = Path(path).expanduser().resolve()
     split = Problem.split
     steps_per_epoch = ceil(max(int(len(table) * split[0]), 1) / BATCH_SIZE)
     large = table.inputs.size > MAX_FLOAT64_CELLS
