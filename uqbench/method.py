@@ -1,8 +1,8 @@
 """The contract between the benchmark and a method.
 
-A method is a frozen dataclass whose fields are its hyper-parameters, with defaults. ``fit`` returns
-a :class:`Posterior`; the posterior predicts moments. Nothing here imports torch at run time, so that
-names and settings can be listed at once.
+A method is a frozen dataclass whose fields are its hyper-parameters, with defaults; ``fit``
+returns a :class:`Posterior`, which predicts moments. Nothing here imports torch at run time, so
+that names and settings can be listed at once.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class Method(ABC):
     """Tasks that the method's definition covers; cells of other tasks are skipped."""
     post_hoc: ClassVar[bool] = True
     """Whether ``fit`` starts from the shared MAP network (else: from an untrained one)."""
+
+    def check_task(self, task: Task) -> None:  # noqa: B027
+        """Raise UsageError if these settings make no sense for ``task``; called before any work."""
 
     @abstractmethod
     def fit(

@@ -1,0 +1,29 @@
+"""Fixtures that all tests share."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def truths() -> ModuleType:
+    """The closed-form problems of ``tests/truths.py``."""
+    name = "uqbench_test_truths"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("truths.py"))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The data root that ``UQBENCH_DATA`` names; the test is skipped where there is none."""
+    if "UQBENCH_DATA" not in os.environ:
+        pytest.skip("set UQBENCH_DATA to a folder with the UCI tables")
+    return Path(os.environ["UQBENCH_DATA"])

@@ -1,0 +1,159 @@
+import pytest
+import torch
+from torch import nn
+
+from uqbench import linearised
+from uqbench.errors import UnsupportedError
+from uqbench.linearised import (
+    AutogradJacobian,
+    FactoredJacobian,
+    largest_ntk_eigenvalue,
+    linearise,
+    num_parameters,
+)
+
+
+def frozen_first_weight(network):
+    network[0].weight.requires_grad_(False)
+    return network
+
+
+class TiedNetwork(nn.Module):
+    """Two layers that share one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+def convolutional():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Flatten()]
+    network = nn.Sequential(*layers, nn.Linear(8, 3)).double()
+    network(torch.randn(20, 1, 4, 4, dtype=torch.float64))  # running statistics
+    return network.eval()
+
+
+@pytest.fixture(
+    params=["one output", "three outputs", "deep", "no bias", "in place", "frozen", "linear"]
+)
+def multilayer(request, truths):
+    return {
+        "one output": lambda: truths.mlp(3, 1),
+        "three outputs": lambda: truths.mlp(3, 3),
+        "deep": lambda: truths.mlp(3, 2, (5, 4, 6)),
+        "no bias": lambda: truths.mlp(3, 2, bias=False),
+        "in place": lambda: truths.mlp(3, 2, activation=lambda: nn.ReLU(inplace=True)),
+        "frozen": lambda: frozen_first_weight(truths.mlp(3, 2)),
+        "linear": lambda: nn.Linear(3, 2).double().eval(),
+    }[request.param]()
+
+
+def assert_is_jacobian(operator, expected, shape):
+    """Every product of the operator agrees with the dense Jacobian ``expected`` (N·C, p)."""
+    torch.manual_seed(1)
+    n, classes = shape
+    tangents = torch.randn(4, expected.shape[1], dtype=torch.float64)
+    cotangents = torch.randn(4, n, classes, dtype=torch.float64)
+    exact = {"rtol": 1e-10, "atol": 1e-10}
+    pushed = (tangents @ expected.mT).view(4, n, classes)
+    torch.testing.assert_close(operator.matvec(tangents), pushed, **exact)
+    pulled = cotangents.flatten(1) @ expected
+    torch.testing.assert_close(operator.rmatvec(cotangents), pulled, **exact)
+    torch.testing.assert_close(operator.dense(), expected, **exact)
+    torch.testing.assert_close(operator.gram(), expected @ expected.mT, **exact)
+    blocks = expected.view(n, classes, -1)
+    torch.testing.assert_close(operator.gram_blocks(), blocks @ blocks.mT, **exact)
+    assert operator.num_parameters == expected.shape[1]
+    assert operator.rows == n * classes
+
+
+def test_a_factored_jacobian_equals_naive_differentiation(multilayer, truths):
+    inputs = truths.rows(6, 3, 2)
+    operator = linearise(multilayer, inputs)
+    assert isinstance(operator, FactoredJacobian)
+    expected = truths.naive_jacobian(multilayer, inputs)
+    assert_is_jacobian(operator, expected, operator.outputs.shape)
+    torch.testing.assert_close(operator.outputs, multilayer(inputs).detach())
+
+
+def test_an_autograd_jacobian_equals_naive_differentiation(multilayer, truths):
+    inputs = truths.rows(6, 3, 2)
+    operator = AutogradJacobian(multilayer, inputs)
+    expected = truths.naive_jacobian(multilayer, inputs)
+    assert_is_jacobian(operator, expected, operator.outputs.shape)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**28])
+def test_a_convolutional_network_with_batch_norm_is_linearised_in_eval_mode(
+    truths, monkeypatch, chunk_bytes
+):
+    monkeypatch.setattr(linearised, "CHUNK_BYTES", chunk_bytes)
+    network = convolutional()
+    inputs = torch.randn(5, 1, 4, 4, dtype=torch.float64)
+    operator = linearise(network, inputs)
+    assert isinstance(operator, AutogradJacobian)
+    expected = truths.naive_jacobian(network, inputs)
+    assert_is_jacobian(operator, expected, operator.outputs.shape)
+
+
+def test_tied_parameters_count_once(truths):
+    network = TiedNetwork().double().eval()
+    inputs = truths.rows(5, 3, 2)
+    operator = linearise(network, inputs)
+    assert num_parameters(network) == 9 + 3 + 3
+    expected = truths.naive_jacobian(network, inputs)
+    assert_is_jacobian(operator, expected, operator.outputs.shape)
+
+
+def test_the_gram_matrix_between_two_sets_of_inputs_is_their_jacobians_product(
+    multilayer, truths, monkeypatch
+):
+    monkeypatch.setattr(linearised, "GRAM_ROWS", 4)
+    left, right = truths.rows(6, 3, 2), truths.rows(5, 3, 3)
+    gram = linearise(multilayer, left).gram(linearise(multilayer, right))
+    expected = truths.naive_jacobian(multilayer, left) @ truths.naive_jacobian(multilayer, right).mT
+    torch.testing.assert_close(gram, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_largest_eigenvalue_is_that_of_the_gram_matrix(truths):
+    network, inputs = truths.mlp(3, 2), truths.rows(50, 3, 4)
+    gram = linearise(network, inputs).gram()
+    expected = torch.linalg.eigvalsh(gram)[-1].item() / 50
+    assert largest_ntk_eigenvalue(network, inputs, chunk=20) == pytest.approx(expected, rel=0.02)
+
+
+def test_a_network_in_train_mode_is_refused(truths):
+    with pytest.raises(UnsupportedError, match="train mode"):
+        linearise(truths.mlp(3, 1).train(), truths.rows(4, 3, 0))
+
+
+def test_a_network_without_trainable_parameters_is_refused(truths):
+    with pytest.raises(UnsupportedError, match="no trainable parameters"):
+        linearise(truths.mlp(3, 1).requires_grad_(False), truths.rows(4, 3, 0))
+
+
+def test_linearising_leaves_the_network_and_the_grad_mode_alone(truths):
+    network = truths.mlp(3, 2)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    with torch.no_grad():
+        linearise(network, truths.rows(4, 3, 0)).dense()
+        assert not torch.is_grad_enabled()
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert not any(module._forward_hooks for module in network.modules())
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_the_jacobian_has_the_networks_dtype_and_casts_its_inputs(truths):
+    single = truths.mlp(3, 2, dtype=torch.float32)
+    double = truths.mlp(3, 2)
+    inputs = truths.rows(4, 3, 0)
+    for network, dtype in ((single, torch.float32), (double, torch.float64)):
+        for given in (inputs, inputs.float()):
+            assert linearise(network, given).dense().dtype == dtype

@@ -1,0 +1,195 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from uqbench.data import Split
+from uqbench.errors import DivergenceError
+from uqbench.networks import build_network, initialise, with_outputs
+from uqbench.problems import NetworkSpec, Recipe
+from uqbench.training import (
+    batch_bounds,
+    can_be_batched,
+    cross_entropy,
+    learning_rate,
+    squared_error,
+    train,
+    train_ensemble,
+)
+
+SPEC = NetworkSpec(hidden=(6,), weight_init="xavier_normal", bias_init="standard_normal")
+
+
+@pytest.fixture
+def split(truths):
+    return truths.regression_data(n=25).train
+
+
+def networks(count, outputs=1):
+    template = build_network(SPEC, 3, outputs).double()
+    return [initialise(copy.deepcopy(template), SPEC, seed) for seed in range(count)]
+
+
+def naively_trained(network, split, recipe, seed, loss):
+    """An independent loop over torch's own optimisers and schedulers."""
+    network = copy.deepcopy(network).train()
+    parameters = list(network.parameters())
+    if recipe.optimizer == "adam":
+        kwargs = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+        optimizer = torch.optim.Adam(parameters, **kwargs)
+    else:
+        optimizer = torch.optim.SGD(parameters, lr=recipe.lr, momentum=recipe.momentum)
+    if recipe.schedule == "poly":
+        total = int(recipe.poly_total * recipe.epochs)
+        scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, total, power=0.5)
+    elif recipe.schedule == "cosine":
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs)
+    else:
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(recipe.epochs):
+        order = torch.randperm(len(split), generator=generator)
+        for batch in order.split(recipe.batch_size):
+            optimizer.zero_grad()
+            loss(network(split.inputs[batch]), split.targets[batch]).backward()
+            optimizer.step()
+        scheduler.step()
+    return network
+
+
+@pytest.mark.parametrize("schedule", ["none", "poly", "cosine"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_training_follows_torchs_own_optimisers_and_schedulers(split, optimizer, schedule):
+    recipe = Recipe(
+        optimizer=optimizer,
+        lr=1e-2,
+        epochs=7,
+        batch_size=10,
+        weight_decay=1e-2 if optimizer == "adam" else 0.0,
+        schedule=schedule,
+    )
+    network = networks(1)[0]
+    trained = train(network, split, recipe, squared_error, seed=3)
+    expected = naively_trained(
+        network, split, recipe, 3, lambda f, y: nn.functional.mse_loss(f.squeeze(-1), y)
+    )
+    for ours, theirs in zip(trained.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_classification_is_trained_on_the_cross_entropy(truths):
+    split = truths.classification_data().train
+    recipe = Recipe(lr=1e-2, epochs=4, batch_size=10)
+    network = networks(1, outputs=3)[0]
+    trained = train(network, split, recipe, cross_entropy, seed=3)
+    expected = naively_trained(network, split, recipe, 3, nn.functional.cross_entropy)
+    for ours, theirs in zip(trained.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [0, 8])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_an_ensemble_trained_as_one_program_equals_its_members_trained_alone(
+    split, optimizer, batch_size
+):
+    recipe = Recipe(optimizer=optimizer, epochs=20, batch_size=batch_size, weight_decay=1e-3)
+    starts = networks(4)
+    together = train_ensemble(starts, split, recipe, squared_error, range(4))
+    for seed, (start, member) in enumerate(zip(starts, together, strict=True)):
+        alone = train(start, split, recipe, squared_error, seed)
+        for a, b in zip(member.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_frozen_parameters_stay_as_they_are(split):
+    starts = networks(3)
+    for network in starts:
+        network[0].weight.requires_grad_(False)
+    trained = train_ensemble(starts, split, Recipe(epochs=2), squared_error, range(3))
+    for start, member in zip(starts, trained, strict=True):
+        assert torch.equal(start[0].weight, member[0].weight)
+        assert not torch.equal(start[2].weight, member[2].weight)
+
+
+def test_no_last_batch_has_one_row_and_no_row_is_lost():
+    assert batch_bounds(21, 10) == [(0, 10), (10, 21)]
+    assert batch_bounds(22, 10) == [(0, 10), (10, 20), (20, 22)]
+    assert batch_bounds(20, 10) == [(0, 10), (10, 20)]
+    assert batch_bounds(1, 10) == [(0, 1)]
+    assert batch_bounds(5, 0) == [(0, 5)]
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_batch_norm_trains_when_the_last_batch_would_have_one_row(split, members):
+    layers = [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)]
+    network = nn.Sequential(*layers).double()
+    assert not can_be_batched(network)
+    odd = Split(split.inputs[:21], split.targets[:21])
+    recipe = Recipe(epochs=3, batch_size=10)
+    trained = train_ensemble([network] * members, odd, recipe, squared_error, range(members))
+    for member in trained:
+        assert torch.isfinite(member(odd.inputs)).all()
+        assert member[1].num_batches_tracked == 3 * 2
+    assert network[1].num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_network_that_returns_n_or_n_by_1_has_the_same_loss(split, flat):
+    base = networks(1)[0]
+    network = nn.Sequential(*base, nn.Flatten(0)) if flat else base
+    trained = train(network, split, Recipe(epochs=3), squared_error, seed=0)
+    expected = train(base, split, Recipe(epochs=3), squared_error, seed=0)
+    first = next(trained.parameters())
+    torch.testing.assert_close(first, next(expected.parameters()), rtol=0, atol=0)
+
+
+def test_a_diverging_training_is_an_error_that_names_the_step_size(split):
+    with pytest.raises(DivergenceError, match="lr 1e"):
+        recipe = Recipe(optimizer="sgd", lr=1e9, epochs=50)
+        train(networks(1)[0], split, recipe, squared_error, seed=0)
+
+
+def test_training_leaves_the_given_network_and_the_global_random_state_alone(split):
+    network = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1)).double()
+    before = copy.deepcopy(network.state_dict())
+    state = torch.get_rng_state()
+    first = train(network, split, Recipe(epochs=2), squared_error, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name])
+    again = train(network, split, Recipe(epochs=2), squared_error, seed=1)
+    other = train(network, split, Recipe(epochs=2), squared_error, seed=2)
+    assert torch.equal(first[0].weight, again[0].weight)
+    assert not torch.equal(first[0].weight, other[0].weight)
+
+
+def test_schedules_step_once_per_epoch():
+    poly = Recipe(lr=1.0, epochs=10, schedule="poly", poly_total=1.0)
+    assert [learning_rate(poly, e) for e in (0, 5, 10)] == pytest.approx([1, 0.5**0.5, 0])
+    slow = Recipe(lr=1.0, epochs=10, schedule="poly")
+    assert learning_rate(slow, 10) == pytest.approx(0.9**0.5)
+    cosine = Recipe(lr=1.0, epochs=10, schedule="cosine")
+    assert [learning_rate(cosine, e) for e in (0, 5)] == pytest.approx([1, 0.5])
+
+
+def test_a_seed_means_the_same_initialisation_in_every_dtype():
+    double = initialise(build_network(SPEC, 3, 1).double(), SPEC, 5)
+    single = initialise(build_network(SPEC, 3, 1).float(), SPEC, 5)
+    for a, b in zip(double.parameters(), single.parameters(), strict=True):
+        assert torch.equal(a.float(), b)
+
+
+def test_initialisation_has_the_schemes_moments():
+    spec = NetworkSpec(hidden=(400,), weight_init="xavier_normal", bias_init="standard_normal")
+    network = initialise(build_network(spec, 300, 1).double(), spec, 0)
+    assert network[0].weight.std().item() == pytest.approx((2 / 700) ** 0.5, rel=0.01)
+    assert network[0].bias.std().item() == pytest.approx(1, rel=0.1)
+
+
+def test_other_outputs_replace_the_last_linear_layer_only():
+    network = networks(1)[0]
+    wider = with_outputs(network, 4)
+    assert wider(torch.zeros(2, 3, dtype=torch.float64)).shape == (2, 4)
+    assert torch.equal(wider[0].weight, network[0].weight)
+    assert network[2].out_features == 1

@@ -1,0 +1,253 @@
+"""The evaluation of one cell: data, network, fit, timed prediction, metrics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uqbench import memory
+from uqbench.checkpoints import cached_network
+from uqbench.context import Context, ignore_progress
+from uqbench.data import Split, TrainingData
+from uqbench.errors import DivergenceError, UnsupportedError
+from uqbench.method import Method, Task
+from uqbench.networks import build_network, initialise
+from uqbench.prediction import (
+    ClassificationPrediction,
+    Prediction,
+    RegressionPrediction,
+    concatenate,
+)
+from uqbench.problems import Problem
+from uqbench.provenance import environment
+from uqbench.records import Cost, Outcome
+from uqbench.registry import build_method
+from uqbench.seeds import derive_seed
+from uqbench.timing import Stopwatch, median_seconds
+from uqbench.training import cross_entropy, squared_error, train
+
+if TYPE_CHECKING:
+    from uqbench.cells import Cell
+
+PREDICT_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """What a method is fitted to, and what it is judged on.
+
+    ood: name -> inputs. target_std: the factor from standardised targets to the data's units.
+    """
+
+    fit: TrainingData
+    test: Split
+    ood: Mapping[str, Tensor]
+    target_std: float = 1.0
+
+
+def evaluate_cell(
+    cell: Cell,
+    device: str = "cpu",
+    data_root: Path | None = None,
+    cache_dir: Path = Path("checkpoints"),
+    progress: Callable[[str, int, int], None] = ignore_progress,
+) -> tuple[Outcome, Cost, dict[str, Any]]:
+    """Run one cell and return what it measured, what it cost, and where it ran.
+
+    Raises UnsupportedError if the method does not cover the problem's task; whatever the method
+    raises passes through.
+    """
+    from uqbench.datasets.catalogue import load_problem_data
+
+    problem, device = cell.problem, torch.device(device)
+    method = build_method(cell.method, cell.settings)
+    require_task(cell.method, method, problem.task)
+    arrays = load_problem_data(
+        problem.dataset,
+        task=problem.task,
+        split=problem.split,
+        seed=derive_seed(problem.name, cell.seed, "split"),
+        standardise=problem.standardise,
+        held_out_classes=problem.held_out_classes,
+        root=data_root,
+        target=cell.target,
+    )
+    dtype = getattr(torch, problem.dtype)
+
+    def tensor(values: np.ndarray, kind: torch.dtype = dtype) -> Tensor:
+        return torch.as_tensor(np.array(values), dtype=kind, device=device)
+
+    target_kind = dtype if problem.task is Task.REGRESSION else torch.int64
+
+    def split(part: Any) -> Split:
+        return Split(tensor(part.inputs), tensor(part.targets, target_kind))
+
+    training = TrainingData(
+        problem.task, split(arrays.train), split(arrays.validation), arrays.num_classes
+    )
+    data = EvaluationData(
+        training,
+        split(arrays.test),
+        {name: tensor(inputs) for name, inputs in arrays.ood.items()},
+        arrays.target_std,
+    )
+    network = build_network(problem.network, arrays.train.inputs.shape[1], training.num_outputs)
+    network = network.to(device=device, dtype=dtype)
+    map_seconds = 0.0
+    if method.post_hoc:
+        map_seed = derive_seed(problem.name, cell.seed, "map")
+        network, map_seconds = cached_network(
+            network,
+            lambda: train_map(problem, network, training, map_seed, progress),
+            cell.map_checkpoint,
+            cache_dir,
+            device,
+        )
+    context = Context(device, dtype, derive_seed(problem.name, cell.seed, "method"), progress)
+    outcome, cost = evaluate_method(method, problem, network, data, context, map_seconds)
+    return (
+        Outcome(**{**vars(outcome), "class_names": arrays.class_names}),
+        cost,
+        environment(device),
+    )
+
+
+def require_task(name: str, method: Method, task: Task) -> None:
+    """Raise UnsupportedError if the method's definition does not cover the task."""
+    if task not in method.tasks:
+        covered = " and ".join(sorted(method.tasks))
+        raise UnsupportedError(f"{name} is defined for {covered}, not for {task}")
+
+
+def train_map(
+    problem: Problem,
+    template: nn.Module,
+    data: TrainingData,
+    seed: int,
+    progress: Callable[[str, int, int], None] = ignore_progress,
+) -> nn.Module:
+    """Initialise a copy of ``template`` and train it as the problem's recipe says."""
+    network = initialise(copy.deepcopy(template), problem.network, seed)
+    loss = squared_error if data.task is Task.REGRESSION else cross_entropy
+    return train(network, data.train, problem.training, loss, seed, progress)
+
+
+def evaluate_method(
+    method: Method,
+    problem: Problem,
+    network: nn.Module,
+    data: EvaluationData,
+    context: Context,
+    map_seconds: float = 0.0,
+) -> tuple[Outcome, Cost]:
+    """Fit the method, predict and time the test split, and compute all metrics."""
+    device = context.device
+    memory.reset_peak_host_bytes()
+    memory.reset_peak_device_bytes(device)
+    with Stopwatch(device) as fitting:
+        posterior = method.fit(problem, data.fit, network, context)
+
+    def predict(inputs: Tensor) -> Prediction:
+        return concatenate([posterior.predict(b) for b in inputs.split(problem.predict_batch)])
+
+    test = predict(data.test.inputs)  # also warms the timed repeats up
+    predict_seconds, repeats = median_seconds(
+        lambda: predict(data.test.inputs), device, PREDICT_REPEATS
+    )
+    ood = {name: predict(inputs) for name, inputs in data.ood.items()}
+    metrics, ood_metrics = measure(data, test, ood)
+    outcome = Outcome(
+        metrics=metrics,
+        ood=ood_metrics,
+        tuned={name: float(value) for name, value in posterior.tuned.items()},
+        grid_size=context.grid_size,
+        sizes={
+            "train": len(data.fit.train),
+            "validation": len(data.fit.validation),
+            "test": len(data.test),
+            **{f"ood:{name}": len(inputs) for name, inputs in data.ood.items()},
+        },
+    )
+    cost = Cost(
+        map_seconds=map_seconds,
+        fit_seconds=fitting.seconds - context.tune_seconds,
+        tune_seconds=context.tune_seconds,
+        predict_seconds=predict_seconds,
+        repeats=repeats,
+        peak_device_bytes=memory.peak_device_bytes(device),
+        peak_host_bytes=memory.peak_host_bytes(),
+        forward_passes=posterior.forward_passes,
+        device=str(device),
+        threads=torch.get_num_threads(),
+    )
+    return outcome, cost
+
+
+def measure(
+    data: EvaluationData, test: Prediction, ood: Mapping[str, Prediction]
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Return the metrics of the test split, and those of each OoD set.
+
+    Raises DivergenceError if a predictive mean or probability is not finite.
+    """
+    from uqbench.metrics.classification import classification_metrics
+    from uqbench.metrics.detection import ood_metrics
+    from uqbench.metrics.regression import regression_metrics
+    from uqbench.metrics.vmsp import vmsp, vmsp_ood_metrics
+
+    targets = data.test.targets.cpu().numpy()
+    if isinstance(test, RegressionPrediction):
+        mean, variance = _array(test.mean), _array(test.variance)
+        _require_finite("mean", mean)
+        return regression_metrics(targets, mean, variance, data.target_std), {}
+    inside = _ClassificationArrays(test)
+    metrics = classification_metrics(
+        inside.probabilities, targets, inside.variance, inside.expected_entropy
+    )
+    correct = inside.probabilities.argmax(-1) == targets
+    id_correct = vmsp(inside.probabilities, inside.variance)[correct]
+    by_set = {}
+    for name, prediction in ood.items():
+        outside = _ClassificationArrays(prediction)
+        by_set[name] = {
+            **ood_metrics(
+                inside.probabilities,
+                outside.probabilities,
+                id_logit_variance=inside.logit_variance,
+                ood_logit_variance=outside.logit_variance,
+                id_expected_entropy=inside.expected_entropy,
+                ood_expected_entropy=outside.expected_entropy,
+            ),
+            **vmsp_ood_metrics(id_correct, vmsp(outside.probabilities, outside.variance)),
+        }
+    return metrics, by_set
+
+
+class _ClassificationArrays:
+    """A prediction's arrays; what is undefined for fewer than two samples is None."""
+
+    def __init__(self, prediction: ClassificationPrediction) -> None:
+        self.probabilities = _array(prediction.probabilities)
+        _require_finite("probabilities", self.probabilities)
+        sampled = prediction.samples >= 2
+        self.variance = _array(prediction.variance) if sampled else None
+        self.logit_variance = _array(prediction.logit_variance) if sampled else None
+        self.expected_entropy = _array(prediction.expected_entropy) if sampled else None
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().double().cpu().numpy()
+
+
+def _require_finite(name: str, values: np.ndarray) -> None:
+    bad = int((~np.isfinite(values)).sum())
+    if bad:
+        count = f"{bad} of {values.size}"
+        raise DivergenceError(f"{count} values of the predictive {name} are not finite")

@@ -1,0 +1,119 @@
+"""Networks: built from a specification, initialised from a generator, copied with other outputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from uqbench.errors import UnsupportedError
+from uqbench.problems import NetworkSpec
+
+ACTIVATIONS = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "sigmoid": nn.Sigmoid,
+}
+
+
+@contextmanager
+def isolated_randomness(seed: int) -> Iterator[None]:
+    """Seed torch's global generators inside, and restore their states afterwards.
+
+    For code that draws from the global generators and takes no generator of its own (dropout,
+    ``reset_parameters``).
+    """
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+def build_network(spec: NetworkSpec, inputs: int, outputs: int) -> nn.Sequential:
+    """Return an untrained multilayer perceptron; ``initialise`` draws its parameters."""
+    widths = [inputs, *spec.hidden]
+    layers: list[nn.Module] = []
+    with isolated_randomness(0):
+        for fan_in, fan_out in pairwise(widths):
+            layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[spec.activation]()]
+        layers.append(nn.Linear(widths[-1], outputs))
+    return nn.Sequential(*layers)
+
+
+def initialise(network: nn.Module, spec: NetworkSpec | None, seed: int) -> nn.Module:
+    """Draw the parameters of ``network`` afresh, in place, from ``seed`` alone.
+
+    Every module that has ``reset_parameters`` is reset; the weights and biases of linear and
+    convolution layers are then drawn as ``spec`` says. The draws are made in float64 on the CPU
+    and rounded to the network's dtype, so that a seed means the same network in every dtype.
+    """
+    draws = copy.deepcopy(network).double().cpu()
+    with isolated_randomness(seed):
+        for module in draws.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+            if spec is not None and isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+                _draw_weight(module.weight, spec.weight_init)
+                if module.bias is not None:
+                    _draw_bias(module.bias, spec.bias_init)
+    network.load_state_dict(draws.state_dict())
+    return network
+
+
+def _draw_weight(weight: Tensor, scheme: str) -> None:
+    if scheme == "xavier_normal":
+        nn.init.xavier_normal_(weight)
+    elif scheme == "xavier_uniform":
+        nn.init.xavier_uniform_(weight)
+    elif scheme == "kaiming_normal":
+        nn.init.kaiming_normal_(weight)
+
+
+def _draw_bias(bias: Tensor, scheme: str) -> None:
+    if scheme == "zeros":
+        nn.init.zeros_(bias)
+    elif scheme == "standard_normal":
+        nn.init.normal_(bias)
+
+
+def with_outputs(network: nn.Module, outputs: int) -> nn.Module:
+    """Return a copy of ``network`` whose last linear layer has ``outputs`` outputs.
+
+    Raises UnsupportedError if the network has no linear layer to replace.
+    """
+    copied = copy.deepcopy(network)
+    linear = [(name, m) for name, m in copied.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        raise UnsupportedError("the network has no linear output layer to change the width of")
+    name, last = linear[-1]
+    if last.out_features == outputs:
+        return copied
+    with isolated_randomness(0):
+        replacement = nn.Linear(last.in_features, outputs, bias=last.bias is not None)
+    replacement = replacement.to(device=last.weight.device, dtype=last.weight.dtype)
+    if not name:
+        return replacement
+    parent, _, child = name.rpartition(".")
+    setattr(copied.get_submodule(parent), child, replacement)
+    return copied
+
+
+def as_matrix(outputs: Tensor) -> Tensor:
+    """Return network outputs as (N, C); a network that returns (N,) has one output."""
+    if outputs.ndim == 1:
+        return outputs.unsqueeze(-1)
+    if outputs.ndim != 2:
+        shape = tuple(outputs.shape)
+        raise UnsupportedError(f"the network must return (N,) or (N, C), it returned {shape}")
+    return outputs
+
+
+def dtype_of(network: nn.Module) -> torch.dtype:
+    """The dtype of the network's first parameter."""
+    return next(network.parameters()).dtype

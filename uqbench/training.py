@@ -1,0 +1,215 @@
+"""Training of one network or of many as one batched program.
+
+The parameters of M networks of one architecture are stacked (M, ...) and the forward pass is
+vmapped over them, so that a step costs one program instead of M; the loss is the sum of the
+members' mean losses, hence every member's gradient is its own. Adam and SGD act elementwise, so a
+member's trajectory is that of the network trained alone with the same seed, to rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from uqbench.context import ignore_progress
+from uqbench.data import Split
+from uqbench.errors import DivergenceError
+from uqbench.networks import as_matrix, isolated_randomness
+from uqbench.problems import Recipe
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Maps outputs (M, B, C) and targets (M, B) to the members' mean losses (M,)."""
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error of the single output."""
+    return (outputs.squeeze(-1) - targets).square().mean(-1)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of the logits against class indices, in nats."""
+    log_probabilities = outputs.log_softmax(-1)
+    return -log_probabilities.gather(-1, targets.unsqueeze(-1)).squeeze(-1).mean(-1)
+
+
+def train(
+    network: nn.Module,
+    split: Split,
+    recipe: Recipe,
+    loss: Loss,
+    seed: int,
+    progress: Callable[[str, int, int], None] = ignore_progress,
+) -> nn.Module:
+    """Train a copy of ``network`` from its current parameters and return it in eval mode."""
+    return train_ensemble([network], split, recipe, loss, [seed], progress)[0]
+
+
+def train_ensemble(
+    networks: Sequence[nn.Module],
+    split: Split,
+    recipe: Recipe,
+    loss: Loss,
+    seeds: Sequence[int],
+    progress: Callable[[str, int, int], None] = ignore_progress,
+) -> list[nn.Module]:
+    """Train copies of ``networks`` from their current parameters; return them in eval mode.
+
+    ``seeds`` fix each member's batch order (and its dropout, where there is some). Networks of one
+    architecture without buffers or dropout are trained as one batched program, others one after
+    another.
+
+    Raises DivergenceError when a member's loss is no longer finite.
+    """
+    copies = [copy.deepcopy(network).train() for network in networks]
+    if len(copies) > 1 and can_be_batched(copies[0]):
+        _run([_Stacked(copies)], split, recipe, loss, [list(seeds)], progress)
+    else:
+        programs = [_Single(network) for network in copies]
+        _run(programs, split, recipe, loss, [[seed] for seed in seeds], progress)
+    return [network.eval() for network in copies]
+
+
+def can_be_batched(network: nn.Module) -> bool:
+    """Whether copies of ``network`` can be trained under vmap: no buffers and no dropout.
+
+    Running statistics are updated in place and dropout draws from the global generator; neither
+    keeps its meaning under vmap.
+    """
+    dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in network.modules())
+    return not dropout and not any(True for _ in network.buffers())
+
+
+def learning_rate(recipe: Recipe, epoch: int) -> float:
+    """The step size in the given epoch, counted from 0."""
+    if recipe.schedule == "poly":
+        total = recipe.poly_total * recipe.epochs
+        return recipe.lr * math.sqrt(max(1 - epoch / total, 0.0))
+    if recipe.schedule == "cosine":
+        return recipe.lr * (1 + math.cos(math.pi * epoch / recipe.epochs)) / 2
+    return recipe.lr
+
+
+def batch_bounds(rows: int, batch_size: int) -> list[tuple[int, int]]:
+    """Start and end of each batch; a last batch of one row joins the one before it.
+
+    BatchNorm cannot normalise a single row, and no row may be lost.
+    """
+    size = min(batch_size or rows, rows)
+    starts = list(range(0, rows, size))
+    if len(starts) > 1 and rows - starts[-1] == 1:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], rows], strict=True))
+
+
+def overridden(recipe: Recipe, **settings: object) -> Recipe:
+    """The recipe with those of ``settings`` that are not None in place of its own."""
+    return replace(recipe, **{name: v for name, v in settings.items() if v is not None})
+
+
+class _Single:
+    """One network as the program (M = 1)."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.parameters = [p for p in network.parameters() if p.requires_grad]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return as_matrix(self.network(inputs[0])).unsqueeze(0)
+
+    def finish(self) -> None:
+        """The network's own parameters were trained; nothing to copy back."""
+
+
+class _Stacked:
+    """M networks of one architecture as one program."""
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        self.networks = networks
+        self._template = networks[0]
+        self._stacked, _ = stack_module_state(list(networks))
+        trainable = {name for name, p in self._template.named_parameters() if p.requires_grad}
+        for name, parameter in self._stacked.items():
+            parameter.requires_grad_(name in trainable)
+        self.parameters = [self._stacked[name] for name in self._stacked if name in trainable]
+        self._forward = vmap(self._member)
+
+    def _member(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        return as_matrix(functional_call(self._template, parameters, (inputs,)))
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self._forward(self._stacked, inputs)
+
+    def finish(self) -> None:
+        with torch.no_grad():
+            for m, network in enumerate(self.networks):
+                for name, parameter in network.named_parameters():
+                    parameter.copy_(self._stacked[name][m])
+
+
+def _optimizer(parameters: list[Tensor], recipe: Recipe) -> torch.optim.Optimizer:
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(
+            parameters, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True
+        )
+    return torch.optim.SGD(
+        parameters,
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        fused=True,
+    )
+
+
+def _epochs(split: Split, recipe: Recipe, seeds: Sequence[int]) -> Iterator[list]:
+    """Yield the batches of each epoch: [(inputs (M, B, ...), targets (M, B)), ...]."""
+    members = len(seeds)
+    bounds = batch_bounds(len(split), recipe.batch_size)
+    generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
+    for _ in range(recipe.epochs):
+        if len(bounds) == 1:
+            inputs = split.inputs.expand(members, *split.inputs.shape)
+            targets = split.targets.expand(members, *split.targets.shape)
+        else:
+            orders = [torch.randperm(len(split), generator=g) for g in generators]
+            order = torch.stack(orders).to(split.inputs.device)
+            inputs, targets = split.inputs[order], split.targets[order]
+        yield [(inputs[:, a:b], targets[:, a:b]) for a, b in bounds]
+
+
+@torch.enable_grad()
+def _run(
+    programs: Sequence[_Single | _Stacked],
+    split: Split,
+    recipe: Recipe,
+    loss: Loss,
+    seeds: Sequence[Sequence[int]],
+    progress: Callable[[str, int, int], None],
+) -> None:
+    total = recipe.epochs * len(programs)
+    for index, (program, members) in enumerate(zip(programs, seeds, strict=True)):
+        optimizer = _optimizer(program.parameters, recipe)
+        with isolated_randomness(members[0] % 2**63):
+            for epoch, batches in enumerate(_epochs(split, recipe, members)):
+                optimizer.param_groups[0]["lr"] = learning_rate(recipe, epoch)
+                for inputs, targets in batches:
+                    losses = loss(program(inputs), targets)
+                    gradients = torch.autograd.grad(losses.sum(), program.parameters)
+                    for parameter, gradient in zip(program.parameters, gradients, strict=True):
+                        # fused kernels walk memory and assume the parameter's own layout
+                        parameter.grad = gradient.contiguous()
+                    optimizer.step()
+                if not torch.isfinite(losses).all():
+                    raise DivergenceError(
+                        f"the training loss is not finite after epoch {epoch + 1} "
+                        f"({recipe.optimizer}, lr {recipe.lr:g}); a smaller lr may help"
+                    )
+                progress("training", index * recipe.epochs + epoch + 1, total)
+        for parameter in program.parameters:
+            parameter.grad = None
+        program.finish()
