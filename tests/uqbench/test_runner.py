@@ -1,0 +1,262 @@
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+
+import psutil
+import pytest
+from pebble import ProcessExpired
+
+from uqbench import runner
+from uqbench.runner import duration
+
+
+def statuses(bench) -> Counter:
+    return Counter(record.status for record in bench.records())
+
+
+def wait_for(condition, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+def finished_lines(bench) -> int:
+    path = bench.out / "records.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_every_cell_leaves_one_record_and_the_second_run_does_nothing(bench):
+    first = bench.run("--seeds", "2")
+    assert first.returncode == 0, first.stderr
+    assert "[4/4] toy/b probe seed 1: ok" in first.stderr
+    assert "4 cells: 4 ok. Records: out/records.jsonl" in first.stdout
+    before = (bench.out / "records.jsonl").read_bytes()
+    assert before.count(b"\n") == 4
+    second = bench.run("--seeds", "2")
+    assert second.returncode == 0
+    assert "4 already there, nothing to run" in second.stderr
+    assert (bench.out / "records.jsonl").read_bytes() == before
+    third = bench.run("--seeds", "3")
+    assert "6 cells on cpu, in out: 4 already there, 2 to run" in third.stderr
+    assert [r.identity.seed for r in bench.records()] == [0, 1, 0, 1, 2, 2]
+
+
+def test_rerun_all_runs_again_and_the_newest_record_counts(bench):
+    bench.run("--seeds", "1")
+    first = bench.records()
+    assert bench.run("--seeds", "1", "--rerun", "all").returncode == 0
+    assert finished_lines(bench) == 4
+    second = bench.records()
+    assert [r.key for r in second] == [r.key for r in first]
+    assert [r.provenance["worker"] for r in second] != [r.provenance["worker"] for r in first]
+
+
+BAD_ENDS = [
+    ("raise", "failed", "ValueError: the first line"),
+    ("exit", "failed", "SystemExit: 3"),
+    ("memory", "oom", "MemoryError: out of memory"),
+    ("allocate", "oom", "RuntimeError: DefaultCPUAllocator: can't allocate memory"),
+    ("refuse", "skipped", "not for this network"),
+    ("kill", "crashed", "the worker process was killed by SIGKILL"),
+    ("vanish", "crashed", "the worker process ended with status 0"),
+    ("ok", "ok", ""),
+]
+
+
+def test_a_cell_that_ends_badly_is_a_record_and_the_others_go_on(bench):
+    actions = [action for action, _, _ in BAD_ENDS]
+    seeds = str(len(actions))
+    done = bench.run("--seeds", seeds, "--set", f"probe.actions={actions}", "--problems", "toy/a")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "8 cells: 2 failed, 2 oom, 2 crashed, 1 skipped, 1 ok" in done.stdout
+    records = {record.identity.seed: record for record in bench.records()}
+    for seed, (_, status, reason) in enumerate(BAD_ENDS):
+        record = records[seed]
+        assert record.status == status
+        assert f"toy/a probe seed {seed}: {status}" in done.stderr
+        assert reason in done.stderr
+        assert reason in done.stdout
+        assert record.provenance["started"]
+        log = (bench.out / record.log).read_text()
+        assert f"hello from toy/a probe seed {seed}" in log
+        assert "a C library's complaint" in log
+        assert ("Traceback" in log) == (status in ("failed", "oom", "skipped"))
+
+
+def test_skipped_cells_are_no_failures(bench):
+    done = bench.run("--seeds", "1", "--set", 'probe.actions=["refuse"]')
+    assert done.returncode == 0
+    assert "skipped: toy/a probe seed 0: not for this network" in done.stdout
+
+
+def test_a_failed_cell_runs_again_only_if_asked(bench):
+    arguments = ("--seeds", "2", "--set", 'probe.actions=["ok", "kill"]')
+    first = bench.run(*arguments)
+    assert statuses(bench) == {"ok": 2, "crashed": 2}
+    assert first.returncode == 1
+    again = bench.run(*arguments)
+    assert again.returncode == 1
+    assert "nothing to run" in again.stderr
+    assert "2 of them failed: --rerun failed tries these again" in again.stderr
+    assert finished_lines(bench) == 4
+    assert bench.run(*arguments, "--rerun", "failed").returncode == 1
+    assert finished_lines(bench) == 6
+
+
+def test_a_cell_over_its_time_limit_ends_alone(bench):
+    begin = time.monotonic()
+    done = bench.run("--seeds", "1", "--set", "probe.seconds=60", "--timeout", "1s")
+    assert time.monotonic() - begin < 40
+    assert done.returncode == 1
+    assert statuses(bench) == {"timeout": 2}
+    assert "TimeoutError: no result after 1 s" in done.stderr
+
+
+def test_cells_that_share_the_machine_say_so_and_divide_its_cores(bench):
+    done = bench.run("--seeds", "2", "--jobs", "2", "--set", "probe.seconds=0.3")
+    assert done.returncode == 0, done.stderr
+    records = bench.records()
+    assert len({record.provenance["worker"] for record in records}) == 2
+    assert not any(record.cost.timing_valid for record in records)
+    threads = max(runner.available_cores() // 2, 1)
+    assert f"with {threads} threads" in (bench.out / records[0].log).read_text()
+
+
+def test_one_cell_at_a_time_has_valid_timings_and_keeps_its_worker(bench):
+    bench.run("--seeds", "2")
+    records = bench.records()
+    assert len({record.provenance["worker"] for record in records}) == 1
+    assert all(record.cost.timing_valid for record in records)
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_works(bench):
+    first = bench.start("--seeds", "1", "--set", "probe.seconds=3", "--problems", "toy/a")
+    wait_for((bench.out / "plan.json").exists)
+    second = bench.run("--seeds", "1")
+    assert second.returncode == 2
+    assert "Error: out: another run is writing to this folder." in second.stderr
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(bench):
+    arguments = ("--seeds", "4", "--set", "probe.seconds=0.5")
+    process = bench.start(*arguments)
+    wait_for(lambda: finished_lines(bench) >= 2)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    done = len(bench.records())
+    assert 2 <= done < 8
+    assert f"Interrupted: {done} of 8 cells are done and kept in out." in errors
+    assert f"The same command runs the other {8 - done}." in errors
+    assert "Traceback" not in errors + output
+    assert "RMSE" not in output
+    board = bench.execute([sys.executable, "-m", "uqbench", "leaderboard", "out"])
+    assert f"out: {8 - done} of the 8 cells that were asked for have not run" in board.stderr
+    rest = bench.run(*arguments)
+    assert f"{done} already there, {8 - done} to run" in rest.stderr
+    assert len(bench.records()) == 8
+
+
+def kill_at_random(bench, arguments, seconds: float) -> None:
+    """Start a run, kill -9 it at a random moment, and require that its workers end too."""
+    before = {record.key for record in bench.records()}
+    process = bench.start(*arguments)
+    time.sleep(random.uniform(0, seconds))
+    family = [psutil.Process(process.pid)]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family += family[0].children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert not alive, f"still running: {alive}"
+    assert before <= {record.key for record in bench.records()}
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_again_and_again_loses_no_finished_cell(bench, kills):
+    arguments = ("--seeds", "8", "--set", "probe.seconds=0.2")
+    for _ in range(kills):
+        kill_at_random(bench, arguments, seconds=5)
+    there = len(bench.records())
+    last = bench.run(*arguments)
+    assert last.returncode == 0, last.stderr
+    assert f"16 cells on cpu, in out{f': {there} already there' if there else ''}" in last.stderr
+    assert statuses(bench) == {"ok": 16}
+    assert finished_lines(bench) == 16
+
+
+SCRIPT = """
+import sys
+import uqbench
+
+print("the script runs")
+results = uqbench.run(["probe"], suite="mini.toml", seeds=1, device="cpu", out="out",
+                      plugins=["probe.py"], settings={"probe": {"seconds": 0.01}})
+print("torch" in sys.modules, sorted(results.frame["status"]))
+"""
+
+
+def test_a_script_without_a_main_guard_runs_once_and_never_imports_torch(bench):
+    (bench.folder / "script.py").write_text(SCRIPT)
+    done = bench.execute([sys.executable, "script.py"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the script runs\nFalse ['ok', 'ok']\n"
+
+
+def test_code_without_a_file_runs_too(bench):
+    done = bench.execute([sys.executable, "-"], input=SCRIPT)
+    assert done.stdout == "the script runs\nFalse ['ok', 'ok']\n", done.stderr
+
+
+def test_a_worker_that_the_kernel_kills_for_memory_is_out_of_memory(bench, monkeypatch):
+    running = runner._Running(None, None, oom_kills=3)
+    statuses = []
+    monkeypatch.setattr(
+        runner.Runner, "_failure", lambda self, running, status, *_: statuses.append(status)
+    )
+    running.worker = type("Worker", (), {"fresh": False})()
+
+    class Expired:
+        def result(self):
+            raise ProcessExpired("gone", code=-signal.SIGKILL)
+
+    for counter in (3, 4):
+        monkeypatch.setattr(runner, "oom_kills", lambda counter=counter: counter)
+        runner.Runner(None, None, None, None)._record(Expired(), running)
+    assert statuses == ["crashed", "oom"]
+
+
+def test_kernel_counters_of_both_cgroup_versions_are_read(tmp_path):
+    files = {
+        "memory.events": "low 0\nhigh 0\nmax 5\noom 2\noom_kill 2\noom_group_kill 0\n",
+        "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert [runner._oom_counter(tmp_path / name) for name in files] == [2, 7]
+    assert runner._oom_counter(tmp_path / "absent") == 0
+    assert runner.oom_kills() >= 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.123, "0.12 s"),
+        (1, "1 s"),
+        (12.4, "12 s"),
+        (59.6, "1 min"),
+        (200, "3 min 20 s"),
+        (7200, "2 h"),
+        (7505, "2 h 5 min"),
+    ],
+)
+def test_durations_are_written_for_people(seconds, text):
+    assert duration(seconds) == text

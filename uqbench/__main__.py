@@ -1,0 +1,5 @@
+"""``python -m uqbench``."""
+
+from uqbench.cli import main
+
+main(prog_name="uqbench")

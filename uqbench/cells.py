@@ -1,0 +1,245 @@
+"""Cells: the units that run, fail and resume; and the plan that a request expands to."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from uqbench.errors import UsageError
+from uqbench.problems import Problem, digest, load_suite, read_toml, suite_names
+from uqbench.records import Identity
+from uqbench.registry import Settings, build_method, check_method_name, find_method
+from uqbench.seeds import derive_seed
+from uqbench.suggestions import did_you_mean
+
+MAP_VERSION = 1
+"""Raised whenever the training of the MAP network changes; part of its checkpoint's name."""
+
+DEFAULT_SUITE = "starter"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody asked for, before any of it is looked up."""
+
+    methods: tuple[str, ...]
+    suite: str | None = None
+    problems: tuple[str, ...] = ()
+    seeds: int = 3
+    settings: tuple[tuple[str, Settings], ...] = ()
+    quick: bool = False
+    data_dir: Path | None = None
+    data: Path | None = None
+    target: str | None = None
+    task: str | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method, with all its settings, on one problem with one seed.
+
+    map_checkpoint: id of the MAP network that the method starts from, "" if it trains its own.
+    """
+
+    suite: str
+    problem: Problem
+    method: str
+    settings: Mapping[str, Any]
+    seed: int
+    quick: bool
+    fingerprint: str
+    map_checkpoint: str
+
+    def identity(self) -> Identity:
+        """All that makes this cell this cell, in plain JSON values."""
+        training = _training_identity(self.problem)
+        for held_elsewhere in ("name", "network", "split", "dtype"):
+            del training[held_elsewhere]
+        return Identity(
+            suite=self.suite,
+            problem=self.problem.name,
+            fingerprint=self.fingerprint,
+            split=self.problem.split,
+            network=_plain(asdict(self.problem.network)),
+            map_checkpoint=self.map_checkpoint,
+            method=self.method,
+            settings=_plain(self.settings),
+            seed=self.seed,
+            dtype=self.problem.dtype,
+            quick=self.quick,
+            training=training,
+        )
+
+    @property
+    def target(self) -> str | None:
+        """The column to predict, if the problem is somebody's own table."""
+        return self.problem.target
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of the identity."""
+        return digest(asdict(self.identity()))
+
+    def __str__(self) -> str:
+        return f"{self.problem.name} {self.method} seed {self.seed}"
+
+
+def parse_setting(text: str) -> tuple[str, Settings]:
+    """Read ``METHOD.SETTING=VALUE``; the value is a TOML literal, or else a plain string."""
+    found = re.fullmatch(r"\s*([\w-]+)\.([\w.-]+)\s*=\s*(.*\S)\s*", text, re.DOTALL)
+    if not found:
+        raise UsageError(f"--set {text}: must be METHOD.SETTING=VALUE, like nuqls.gamma=0.1")
+    method, setting, value = found.groups()
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        parsed = {"value": value}
+    # A value with a newline could hold more than the one key
+    literal = parsed["value"] if len(parsed) == 1 else value
+    return method, Settings({setting: literal}, f"--set {text}")
+
+
+def plan(request: Request) -> list[Cell]:
+    """Expand a request to cells in the order problem, seed, method.
+
+    Cells that share a MAP network are neighbours. Names, settings and data are all checked before
+    this returns; nothing is trained or written.
+    """
+    methods = _method_names(request)
+    if request.seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, got {request.seeds}")
+    problems = _problems(request)
+    settings = {
+        (problem.name, method): _settings(request, suite, problem, method)
+        for suite, problem in problems
+        for method in methods
+    }
+    cells = []
+    for suite, problem in problems:
+        problem = problem.quick() if request.quick else problem
+        for seed in range(request.seeds):
+            fingerprint = _fingerprint(request, problem, seed)
+            checkpoint = _map_checkpoint(problem, fingerprint, seed)
+            for method in methods:
+                cells.append(
+                    Cell(
+                        suite=suite,
+                        problem=problem,
+                        method=method,
+                        settings=settings[problem.name, method],
+                        seed=seed,
+                        quick=request.quick,
+                        fingerprint=fingerprint,
+                        map_checkpoint=checkpoint if find_method(method).post_hoc else "",
+                    )
+                )
+    return cells
+
+
+def _method_names(request: Request) -> list[str]:
+    names = list(dict.fromkeys(request.methods))
+    if not names:
+        raise UsageError("no methods given: name some with --methods, like --methods nuqls,de,lla")
+    for name in names:
+        check_method_name(name)
+    for method, settings in request.settings:
+        if method not in names:
+            check_method_name(method)
+            raise UsageError(f"{settings.source}: {method} is not among --methods")
+    return names
+
+
+def _settings(request: Request, suite: str, problem: Problem, method: str) -> dict[str, Any]:
+    table = problem.methods.get(method, {})
+    layers = [Settings(table, f'suite {suite}: problems."{problem.name}".methods.{method}')]
+    layers += [settings for name, settings in request.settings if name == method]
+    built = build_method(method, *layers)
+    if problem.task in built.tasks:
+        try:
+            built.check_task(problem.task)
+        except UsageError as error:
+            place = layers[-1].source if layers[-1] else f"method '{method}'"
+            raise UsageError(f"{place}: {error} (on {problem.name})") from None
+    return asdict(built)
+
+
+def _problems(request: Request) -> list[tuple[str, Problem]]:
+    """Return the problems asked for, each with the name of its suite."""
+    if request.data is not None:
+        return [_own_problem(request)]
+    if request.suite is None and request.problems:
+        homes = dict(_defining_suites())
+        chosen = []
+        for name in dict.fromkeys(request.problems):
+            if name not in homes:
+                raise UsageError(f"no problem named '{name}'.{did_you_mean(name, homes)}")
+            chosen.append((homes[name], _pick(homes[name], [name])[0]))
+        return chosen
+    suite = request.suite or DEFAULT_SUITE
+    return [(Path(suite).stem, problem) for problem in _pick(suite, request.problems)]
+
+
+def _own_problem(request: Request) -> tuple[str, Problem]:
+    """Return the problem that a table of somebody's own makes; it is a suite of its own."""
+    from uqbench.datasets.catalogue import FILE_PREFIX, load_table
+    from uqbench.own_data import own_table_problem
+
+    dataset = f"{FILE_PREFIX}{request.data}"
+    table = load_table(dataset, target=request.target, task=request.task)
+    problem = own_table_problem(request.data, request.target, table)
+    return problem.name, problem
+
+
+def _pick(suite: str, names: Sequence[str]) -> list[Problem]:
+    problems = {problem.name: problem for problem in load_suite(suite).problems}
+    for name in names:
+        if name not in problems:
+            hint = did_you_mean(name, problems)
+            raise UsageError(f"suite '{suite}' has no problem named '{name}'.{hint}")
+    return [problems[name] for name in dict.fromkeys(names or problems)]
+
+
+def _defining_suites() -> Iterator[tuple[str, str]]:
+    """Yield each problem that comes with uqbench, and the suite whose file defines it."""
+    for suite in suite_names():
+        path = Path(str(resources.files("uqbench.datasets"))) / "suites" / f"{suite}.toml"
+        for problem in read_toml(path).get("problems", {}):
+            yield problem, suite
+
+
+def _fingerprint(request: Request, problem: Problem, seed: int) -> str:
+    from uqbench.datasets.catalogue import load_problem_data
+
+    data = load_problem_data(
+        problem.dataset,
+        task=problem.task,
+        split=problem.split,
+        seed=derive_seed(problem.name, seed, "split"),
+        standardise=problem.standardise,
+        held_out_classes=problem.held_out_classes,
+        root=request.data_dir,
+        target=problem.target,
+    )
+    return data.fingerprint
+
+
+def _map_checkpoint(problem: Problem, fingerprint: str, seed: int) -> str:
+    return digest([MAP_VERSION, _training_identity(problem), fingerprint, seed])
+
+
+def _training_identity(problem: Problem) -> dict[str, Any]:
+    identity = _plain(problem.training_identity())
+    del identity["dataset"]  # the fingerprint says which data; a file may move
+    return identity
+
+
+def _plain(value: Any) -> Any:
+    """Return the value as JSON would read it back: lists for tuples, strings for paths."""
+    return json.loads(json.dumps(value, default=str))

@@ -1,0 +1,367 @@
+"""The command line. Commands import what they need when they run, so that --help is immediate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from uqbench.errors import UQBenchError
+
+if TYPE_CHECKING:
+    from uqbench.api import Execution
+    from uqbench.datasets.catalogue import Outcome
+    from uqbench.method import Method
+    from uqbench.problems import Problem
+
+
+class _Group(click.Group):
+    """Turns errors meant for people into one or two lines and an exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UQBenchError as error:
+            _fail(str(error), 2)
+        except click.UsageError as error:
+            command = error.ctx.command_path if error.ctx else "uqbench"
+            _fail(f"{error.format_message()} See '{command} --help'.", 2)
+        except KeyboardInterrupt as error:
+            _fail(str(error) or "Interrupted.", 130)
+
+
+def _fail(message: str, status: int) -> None:
+    prefix = "" if status == 130 else "Error: "
+    click.echo(f"{prefix}{message}", err=True)
+    sys.exit(status)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="uqbench")
+def main() -> None:
+    """Benchmark Bayesian uncertainty-quantification methods for neural networks."""
+
+
+_plugin_option = click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="FILE.py",
+    help="Python file that defines a method (repeatable).",
+)
+_data_dir_option = click.option(
+    "--data-dir", metavar="DIR", help="Data folder (default: $UQBENCH_DATA, else a user cache)."
+)
+
+
+@main.command()
+@click.option("--methods", required=True, metavar="NAME,...", help="Methods to compare.")
+@click.option("--suite", metavar="NAME|FILE.toml", help="Problems to run (default: starter).")
+@click.option("--problems", metavar="NAME,...", help="Run these problems alone.")
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="METHOD.SETTING=VALUE",
+    help="Change a method's setting (repeatable).",
+)
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:i]")
+@click.option("--out", metavar="DIR", help="The run's folder (default: runs/SUITE).")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Cells at a time; with more than one, timings are marked as shared.",
+)
+@click.option("--timeout", metavar="TIME", help="Limit for each cell, like 90s, 30m or 2h.")
+@click.option(
+    "--rerun",
+    type=click.Choice(["failed", "all"]),
+    help="Run cells again that failed, or all; the newest record of a cell counts.",
+)
+@_plugin_option
+@_data_dir_option
+@click.option("--data", metavar="FILE", help="A table of your own instead of a suite.")
+@click.option("--target", metavar="COLUMN", help="The column of --data to predict.")
+@click.option("--task", type=click.Choice(["regression", "classification"]), help="For --data.")
+@click.option("--quick", is_flag=True, help="A tenth of the training epochs, to try things out.")
+@click.option("--dry-run", is_flag=True, help="List the cells and what is done; write nothing.")
+def run(
+    dry_run: bool,
+    device: str,
+    out: str | None,
+    jobs: int,
+    timeout: str | None,
+    rerun: str | None,
+    plugins: tuple[str, ...],
+    **asked: Any,
+) -> None:
+    """Run methods on problems, and show the leaderboard.
+
+    Cells that have a record in the run's folder are not run again.
+    """
+    from uqbench import api
+
+    request = api.request(**asked)
+    if dry_run:
+        api.parse_duration(timeout)
+        _show_plan(api.dry_run(request, device=device, out=out, plugins=plugins))
+        return
+    execution = api.execute(
+        request,
+        device=device,
+        out=out,
+        jobs=jobs,
+        timeout=timeout,
+        rerun=rerun,
+        plugins=plugins,
+    )
+    _show_results(execution)
+    sys.exit(1 if execution.failed else 0)
+
+
+def _show_plan(execution: Execution) -> None:
+    status = {record.key: record.status for record in execution.records}
+    for cell in execution.cells:
+        click.echo(f"{cell}: {status.get(cell.key, 'to run')}")
+    done = sum(cell.key in status for cell in execution.cells)
+    click.echo(f"{len(execution.cells)} cells, {done} with a record in {execution.run_dir}")
+
+
+def _show_results(execution: Execution) -> None:
+    from uqbench.api import counted
+    from uqbench.records import FILE_NAME
+    from uqbench.results import Results
+    from uqbench.runner import reason
+
+    Results.load([execution.run_dir]).table()
+    for record in execution.problems:
+        cell = f"{record.identity.problem} {record.identity.method} seed {record.identity.seed}"
+        line = f"{record.status}: {cell}: {reason(record)}"
+        if record.status != "skipped":
+            line += f" (log: {execution.run_dir / record.log})"
+        click.echo(line)
+    counts = ", ".join(f"{count} {status}" for status, count in execution.statuses.most_common())
+    where = execution.run_dir / FILE_NAME
+    click.echo(f"{counted(len(execution.cells), 'cell')}: {counts}. Records: {where}")
+
+
+@main.command("list")
+@click.argument("what", type=click.Choice(["methods", "problems", "suites", "metrics"]))
+@_plugin_option
+def list_(what: str, plugins: tuple[str, ...]) -> None:
+    """List the names of methods, problems, suites or metrics."""
+    listing = {
+        "methods": lambda: _methods(plugins),
+        "problems": _problems,
+        "suites": _suites,
+        "metrics": _metrics,
+    }
+    for line in listing[what]():
+        click.echo(line)
+
+
+def _methods(plugins: tuple[str, ...]) -> Iterator[str]:
+    from uqbench.registry import load_plugins, method_names
+
+    load_plugins(plugins)
+    yield from method_names()
+
+
+def _problems() -> Iterator[str]:
+    from uqbench.problems import all_problems
+
+    problems = all_problems()
+    yield from _columns(
+        (name, problem.task, problem.description) for name, problem in problems.items()
+    )
+
+
+def _suites() -> Iterator[str]:
+    from uqbench.api import counted
+    from uqbench.problems import load_suite, suite_names
+
+    suites = map(load_suite, suite_names())
+    yield from _columns(
+        (s.name, counted(len(s.problems), "problem"), s.description) for s in suites
+    )
+
+
+def _metrics() -> Iterator[str]:
+    from uqbench.metrics import METRICS
+
+    yield from _columns(
+        (
+            metric.name,
+            metric.task,
+            f"{metric.better} is better" if metric.better else "",
+            metric.description,
+        )
+        for metric in METRICS.values()
+    )
+
+
+def _columns(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Pad all cells but a row's last to the width of their column."""
+    table = [tuple(str(cell) for cell in row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join(cells).rstrip()
+
+
+@main.command()
+@click.argument("name", metavar="METHOD|PROBLEM")
+@_plugin_option
+def show(name: str, plugins: tuple[str, ...]) -> None:
+    """Describe a method and its settings, or a problem and its recipe."""
+    from uqbench.errors import UsageError
+    from uqbench.problems import all_problems
+    from uqbench.registry import find_method, load_plugins, method_names
+    from uqbench.suggestions import did_you_mean
+
+    load_plugins(plugins)
+    methods = method_names()
+    if name in methods:
+        lines = _describe_method(name, find_method(name))
+    else:
+        problems = all_problems()
+        if name not in problems:
+            hint = did_you_mean(name, [*methods, *problems])
+            raise UsageError(f"no method or problem named '{name}'.{hint}")
+        lines = _describe_problem(problems[name])
+    for line in lines:
+        click.echo(line)
+
+
+def _describe_method(name: str, method: type[Method]) -> Iterator[str]:
+    import inspect
+    from dataclasses import MISSING, fields
+
+    yield f"{name} ({method.__module__}.{method.__qualname__})"
+    yield ""
+    yield inspect.getdoc(method) or ""
+    yield ""
+    yield f"tasks: {', '.join(sorted(method.tasks))}"
+    network = "the shared MAP network" if method.post_hoc else "networks that it trains itself"
+    yield f"starts from: {network}"
+    rows = []
+    for field in fields(method):
+        default = field.default_factory() if field.default is MISSING else field.default
+        rows.append((f"  {field.name}", _type_text(field.type), f"default {default!r}"))
+    yield "settings:" if rows else "settings: none"
+    yield from _columns(rows)
+
+
+def _type_text(annotation: Any) -> str:
+    import inspect
+
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _describe_problem(problem: Problem) -> Iterator[str]:
+    from dataclasses import asdict
+
+    parts = asdict(problem)
+    methods = parts.pop("methods")
+    yield f"{parts.pop('name')}: {problem.description}".rstrip(": ")
+    del parts["description"]
+    for part, value in parts.items():
+        if isinstance(value, dict):
+            yield f"{part}:"
+            yield from _columns((f"  {key}", str(item)) for key, item in value.items())
+        else:
+            yield f"{part}: {', '.join(map(str, value)) if isinstance(value, tuple) else value}"
+    for method, settings in sorted(methods.items()):
+        yield f"settings of {method}:"
+        yield from _columns((f"  {key}", str(item)) for key, item in settings.items())
+
+
+@main.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--format",
+    "format_",
+    metavar="table|csv|md",
+    help="Default: table, or what the suffix of --out says.",
+)
+@click.option("--out", metavar="FILE", help="Write to a file instead of the terminal.")
+def leaderboard(runs: tuple[str, ...], format_: str | None, out: str | None) -> None:
+    """Aggregate the records of one or more runs, and show who is best."""
+    from uqbench.results import Results
+
+    results = Results.load(runs)
+    for run in runs:
+        _warn_of_missing_cells(run)
+    if out is not None:
+        from uqbench.leaderboard import Leaderboard
+
+        Leaderboard.of(results.records).write(out, format_)
+        click.echo(f"Leaderboard: {out}", err=True)
+    elif format_ in (None, "table"):
+        results.table()
+    else:
+        click.echo(results.leaderboard(format_), nl=False)
+
+
+def _warn_of_missing_cells(run: str) -> None:
+    from uqbench.records import RecordFile
+
+    file = RecordFile(run)
+    planned = set(file.planned())
+    missing = len(planned - {record.key for record in file.read()})
+    if missing:
+        text = f"{run}: {missing} of the {len(planned)} cells that were asked for have not run yet"
+        click.echo(f"{text}; this is a part of the result.", err=True)
+
+
+@main.group()
+def data() -> None:
+    """List, verify and fetch data sets."""
+
+
+@data.command("list")
+@_data_dir_option
+def data_list(data_dir: str | None) -> None:
+    """List the data sets, and whether they are there."""
+    from uqbench.datasets.catalogue import data_root, entries
+
+    click.echo(f"data folder: {data_root(data_dir)}")
+    for line in _columns(
+        (entry.name, entry.task, f"{entry.rows} x {entry.features}", entry.status)
+        for entry in entries(data_dir)
+    ):
+        click.echo(line)
+
+
+@data.command("verify")
+@click.argument("names", nargs=-1)
+@_data_dir_option
+def data_verify(names: tuple[str, ...], data_dir: str | None) -> None:
+    """Check data sets (default: all) against their fingerprints."""
+    from uqbench.datasets.catalogue import verify
+
+    _report(verify(data_dir, names or None), bad=("wrong", "missing") if names else ("wrong",))
+
+
+@data.command("fetch")
+@click.argument("names", nargs=-1)
+@_data_dir_option
+def data_fetch(names: tuple[str, ...], data_dir: str | None) -> None:
+    """Download data sets (default: all) that are not there."""
+    from uqbench.datasets.catalogue import fetch
+
+    outcomes = fetch(
+        names or None, data_dir, report=lambda name: click.echo(f"{name} ...", err=True)
+    )
+    _report(outcomes, bad=("failed",))
+
+
+def _report(outcomes: Sequence[Outcome], bad: Sequence[str]) -> None:
+    for line in _columns((outcome.name, outcome.status, outcome.message) for outcome in outcomes):
+        click.echo(line)
+    sys.exit(1 if any(outcome.status in bad for outcome in outcomes) else 0)

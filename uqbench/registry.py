@@ -1,0 +1,235 @@
+"""Methods by name: entry points of the group ``uqbench.methods``, and plug-in files.
+
+Names are listed without importing anything; one lookup imports one module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from uqbench.errors import UsageError
+from uqbench.method import Method
+from uqbench.suggestions import did_you_mean
+
+GROUP = "uqbench.methods"
+
+
+class Settings(dict[str, Any]):
+    """Settings of one method, with the place that they come from, for error messages."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        super().__init__(values)
+        self.source = source
+
+
+@dataclass(frozen=True)
+class _Plugin:
+    """A method that a plug-in file defines."""
+
+    path: Path
+    method: type[Method]
+
+
+# Plug-ins are the process's own: the command line and each worker load the files they are given.
+_plugins: dict[str, _Plugin] = {}
+
+
+def method_names() -> list[str]:
+    """Names of all methods that are installed or loaded from plug-ins; imports none of them."""
+    return sorted({*_installed(), *_plugins})
+
+
+def check_method_name(name: str) -> None:
+    """Raise a :class:`UsageError` with a suggestion if there is no such method."""
+    known = method_names()
+    if name not in known:
+        raise UsageError(f"no method named '{name}'.{did_you_mean(name, known)}")
+
+
+def find_method(name: str) -> type[Method]:
+    """Return the class registered under ``name``, importing its module alone."""
+    check_method_name(name)
+    if name in _plugins:
+        return _plugins[name].method
+    entry = _installed()[name]
+    where = f"method '{name}' ({_source(entry)})"
+    try:
+        target = import_module(entry.module)
+        for attribute in entry.attr.split("."):
+            target = getattr(target, attribute)
+    except Exception as error:
+        raise UsageError(f"{where} cannot be imported: {_first_line(error)}") from error
+    _check_class(target, where)
+    return target
+
+
+def build_method(name: str, *layers: Mapping[str, Any]) -> Method:
+    """Return the method with its defaults overridden by ``layers``; later layers win.
+
+    A layer may be :class:`Settings`, whose source the error of a wrong setting then names.
+    """
+    method = find_method(name)
+    known = setting_names(method)
+    for layer in layers:
+        for setting in layer:
+            if setting not in known:
+                hint = did_you_mean(setting, known)
+                raise UsageError(f"{_where(name, layer)}: {name} has no setting '{setting}'.{hint}")
+    try:
+        return _validated(name, method, layers)
+    except UsageError as last:
+        # The layer at fault is the one from which on no stack of layers is valid.
+        fault = last
+        for count in range(len(layers) - 1, 0, -1):
+            try:
+                _validated(name, method, layers[:count])
+                break
+            except UsageError as error:
+                fault = error
+        raise fault from None
+
+
+def setting_names(method: type[Method]) -> list[str]:
+    """Names of a method's settings, in the order of definition."""
+    return [field.name for field in fields(method) if field.init]
+
+
+def load_plugins(paths: Iterable[str | Path]) -> None:
+    """Register the methods that each file defines. A file that is loaded already is left alone.
+
+    A method's name is its class variable ``name``, else the class's name in snake case. Classes
+    whose names start with an underscore are not methods.
+    """
+    for path in map(Path, paths):
+        _load_plugin(path.expanduser().resolve())
+
+
+def _validated(name: str, method: type[Method], layers: tuple[Mapping[str, Any], ...]) -> Method:
+    # pydantic takes a fifth of a second to import; listing names must not wait for it
+    from pydantic import PydanticUserError
+
+    from uqbench.problems import validated
+
+    values = {key: value for layer in layers for key, value in layer.items()}
+    where = _where(name, layers[-1]) if layers else f"method '{name}'"
+    try:
+        return validated(method, values, where)
+    except PydanticUserError as error:
+        message = f"the type of a setting cannot be checked: {_first_line(error)}"
+        raise UsageError(f"method '{name}': {message}") from None
+
+
+def _where(name: str, layer: Mapping[str, Any]) -> str:
+    return getattr(layer, "source", f"settings of {name}")
+
+
+def _installed() -> dict[str, EntryPoint]:
+    entries: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        other = entries.setdefault(entry.name, entry)
+        if other is not entry:
+            raise UsageError(_duplicate(entry.name, _source(other), _source(entry)))
+    return entries
+
+
+def _source(entry: EntryPoint) -> str:
+    package = entry.dist.name if entry.dist else "unknown"
+    return f"package {package}, {entry.value}"
+
+
+def _duplicate(name: str, first: str, second: str) -> str:
+    return f"two methods are named '{name}': {first}; and {second}. Rename or remove one."
+
+
+def _load_plugin(path: Path) -> None:
+    if any(plugin.path == path for plugin in _plugins.values()):
+        return
+    if not path.is_file():
+        raise UsageError(f"--plugin {path}: no such file")
+    module = _import_file(path)
+    classes = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, Method)
+        and value.__module__ == module.__name__
+        and not value.__name__.startswith("_")
+    ]
+    if not classes:
+        raise UsageError(f"{path}: the file defines no subclass of uqbench.Method")
+    found: dict[str, _Plugin] = {}
+    for method in dict.fromkeys(classes):
+        _check_class(method, f"{path}: class {method.__name__}")
+        name = _plugin_name(path, method)
+        source = f"{path}: class {method.__name__}"
+        if name in found:
+            raise UsageError(_duplicate(name, str(path), source))
+        if name in _plugins:
+            raise UsageError(_duplicate(name, str(_plugins[name].path), source))
+        if name in _installed():
+            raise UsageError(_duplicate(name, _source(_installed()[name]), source))
+        found[name] = _Plugin(path, method)
+    _plugins.update(found)
+
+
+def _import_file(path: Path) -> ModuleType:
+    # A private name under which dataclass annotations resolve and instances pickle; the same in
+    # every process that loads the file.
+    name = f"_uqbench_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"--plugin {path}: not a Python file (its name must end in .py)")
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        del sys.modules[name]
+        raise UsageError(f"{error.filename}: line {error.lineno}: {error.msg}") from error
+    except Exception as error:
+        del sys.modules[name]
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((frame.lineno for frame in frames[::-1] if frame.filename == str(path)), None)
+        place = f"{path}: line {line}" if line else str(path)
+        raise UsageError(f"{place}: cannot be imported: {_first_line(error)}") from error
+    return module
+
+
+def _plugin_name(path: Path, method: type[Method]) -> str:
+    name = vars(method).get("name")
+    if name is None or "name" in setting_names(method):
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", method.__name__)
+        return words.lower()
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
+        wanted = "letters, digits and underscores"
+        raise UsageError(f"{path}: class {method.__name__}: name must be {wanted}, got {name!r}")
+    return name
+
+
+def _check_class(target: Any, where: str) -> None:
+    if not (inspect.isclass(target) and issubclass(target, Method)):
+        raise UsageError(f"{where} is not a subclass of uqbench.Method")
+    own = vars(target).get("__dataclass_params__")
+    if own is None or not own.frozen:
+        raise UsageError(f"{where} is not a frozen dataclass: write @dataclass(frozen=True) above")
+    if missing := sorted(target.__abstractmethods__):
+        raise UsageError(f"{where} lacks the method {missing[0]}()")
+    for field in fields(target):
+        if field.init and field.default is MISSING and field.default_factory is MISSING:
+            raise UsageError(f"{where}: the setting '{field.name}' has no default")
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
