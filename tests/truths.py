@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ def mlp(
     generator = torch.Generator().manual_seed(seed)
     layers: list[nn.Module] = []
     widths = [inputs, *hidden, outputs]
-    for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
+    for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out, bias=bias), activation()]
     network = nn.Sequential(*layers[:-1]).to(dtype).eval()
     with torch.no_grad():
