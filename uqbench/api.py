@@ -43,15 +43,12 @@ class Execution:
         return count_statuses(self.cells, self.records)
 
     @property
-    def problems(self) -> list[Record]:
-        """Records of this request's cells that have no result: failures, then skipped cells."""
-        keys = {cell.key for cell in self.cells}
-        without = [r for r in self.records if r.key in keys and r.status != "ok"]
-        return sorted(without, key=lambda record: record.status == "skipped")
+    def failures(self) -> list[Record]:
+        """Records of this request's cells that ran and have no result."""
+        from uqbench.runner import FAILURES
 
-    @property
-    def failed(self) -> bool:
-        return any(record.status != "skipped" for record in self.problems)
+        keys = {cell.key for cell in self.cells}
+        return [r for r in self.records if r.key in keys and r.status in FAILURES]
 
 
 def run(
@@ -162,6 +159,7 @@ def execute(
     from uqbench.records import RecordFile
     from uqbench.runner import Runner, cells_to_run, workers
 
+    worker.check_not_in_worker()
     console = console or Console(stderr=True)
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
         raise UsageError(f"jobs must be a whole number, at least 1; got {jobs!r}")
@@ -172,7 +170,8 @@ def execute(
     files = _plugin_paths(plugins)
     with workers(jobs) as pool:
         try:
-            prepared = pool[0].call(worker.prepare, request, device, files)
+            with console.status("Checking methods, settings, data and device ..."):
+                prepared = pool[0].call(worker.prepare, request, device, files)
         except KeyboardInterrupt:
             raise Interrupted("Interrupted before any cell was run.") from None
         cells = prepared.cells

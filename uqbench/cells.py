@@ -164,7 +164,7 @@ def _settings(request: Request, suite: str, problem: Problem, method: str) -> di
     if problem.task in built.tasks:
         try:
             built.check_task(problem.task)
-        except UsageError as error:
+        except Exception as error:
             place = layers[-1].source if layers[-1] else f"method '{method}'"
             raise UsageError(f"{place}: {error} (on {problem.name})") from None
     return asdict(built)

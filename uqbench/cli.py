@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from uqbench.method import Method
     from uqbench.problems import Problem
 
+_LISTED_FAILURES = 10
+
 
 class _Group(click.Group):
     """Turns errors meant for people into one or two lines and an exit status."""
@@ -121,7 +123,7 @@ def run(
         plugins=plugins,
     )
     _show_results(execution)
-    sys.exit(1 if execution.failed else 0)
+    sys.exit(1 if execution.failures else 0)
 
 
 def _show_plan(execution: Execution) -> None:
@@ -139,12 +141,13 @@ def _show_results(execution: Execution) -> None:
     from uqbench.runner import reason
 
     Results.load([execution.run_dir]).table()
-    for record in execution.problems:
+    failures = execution.failures
+    for record in failures[:_LISTED_FAILURES]:
         cell = f"{record.identity.problem} {record.identity.method} seed {record.identity.seed}"
-        line = f"{record.status}: {cell}: {reason(record)}"
-        if record.status != "skipped":
-            line += f" (log: {execution.run_dir / record.log})"
-        click.echo(line)
+        log = execution.run_dir / record.log
+        click.echo(f"{record.status}: {cell}: {reason(record)} (log: {log})")
+    if len(failures) > _LISTED_FAILURES:
+        click.echo(f"... and {len(failures) - _LISTED_FAILURES} more that have no result")
     counts = ", ".join(f"{count} {status}" for status, count in execution.statuses.most_common())
     where = execution.run_dir / FILE_NAME
     click.echo(f"{counted(len(execution.cells), 'cell')}: {counts}. Records: {where}")

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from uqbench.errors import UsageError
+from uqbench.errors import UQBenchError, UsageError
 from uqbench.method import Method
 from uqbench.suggestions import did_you_mean
 
@@ -126,15 +127,20 @@ def _validated(name: str, method: type[Method], layers: tuple[Mapping[str, Any],
     where = _where(name, layers[-1]) if layers else f"method '{name}'"
     try:
         return validated(method, values, where)
+    except UQBenchError:
+        raise
     except PydanticUserError as error:
         message = f"the type of a setting cannot be checked: {_first_line(error)}"
         raise UsageError(f"method '{name}': {message}") from None
+    except Exception as error:  # of the method's own __post_init__
+        raise UsageError(f"{where}: {_first_line(error)}") from error
 
 
 def _where(name: str, layer: Mapping[str, Any]) -> str:
     return getattr(layer, "source", f"settings of {name}")
 
 
+@cache
 def _installed() -> dict[str, EntryPoint]:
     entries: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):

@@ -59,8 +59,22 @@ class Job:
         return self.run_dir / "logs" / name
 
 
+_is_worker = False
+
+
+def check_not_in_worker() -> None:
+    """Raise if a worker, which imports plug-in files, is about to start a run of its own."""
+    if _is_worker:
+        raise UsageError(
+            "a plug-in file starts a run while it is imported: put its call of uqbench.run under "
+            "if __name__ == '__main__':"
+        )
+
+
 def start(threads: int | None) -> None:
     """Initialise a worker: limit its threads, and end it when its parent ends."""
+    global _is_worker
+    _is_worker = True
     if threads is not None:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(threads)

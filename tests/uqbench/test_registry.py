@@ -26,8 +26,11 @@ class MyNUQLS2(Method):
     gamma: float = 0.01
     solver: Literal["auto", "exact"] = "auto"
     widths: tuple[int, ...] = (1,)
+    broken: bool = False
 
     def __post_init__(self):
+        if self.broken:
+            len(5)
         if self.solver == "exact" and self.members > 20:
             raise ValueError("exact allows 20 members at most")
 
@@ -48,6 +51,8 @@ class _Base(Method):
 @pytest.fixture(autouse=True)
 def no_plugins(monkeypatch):
     monkeypatch.setattr(registry, "_plugins", {})
+    yield
+    registry._installed.cache_clear()
 
 
 @pytest.fixture
@@ -63,6 +68,7 @@ def plugin(tmp_path):
 def entry_points(monkeypatch, *entries: tuple[str, str]) -> None:
     found = [EntryPoint(name, value, registry.GROUP) for name, value in entries]
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    registry._installed.cache_clear()
 
 
 def test_the_built_in_methods_are_listed_by_name():
@@ -116,6 +122,7 @@ def test_an_unknown_setting_names_its_source_and_suggests(plugin):
         ({"members": 1}, "members: .*greater than or equal to 2, got 1"),
         ({"gamma": "abc"}, "gamma: .*valid number.*got 'abc'"),
         ({"solver": "fast"}, "solver: .*'auto' or 'exact'.*got 'fast'"),
+        ({"broken": True}, "TypeError: object of type 'int' has no len"),
         ({"solver": "exact", "members": 30}, "exact allows 20 members at most"),
     ],
 )

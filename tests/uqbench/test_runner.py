@@ -60,7 +60,7 @@ BAD_ENDS = [
     ("raise", "failed", "ValueError: the first line"),
     ("exit", "failed", "SystemExit: 3"),
     ("memory", "oom", "MemoryError: out of memory"),
-    ("allocate", "oom", "RuntimeError: DefaultCPUAllocator: can't allocate memory"),
+    ("allocate", "oom", "RuntimeError: DefaultCPUAllocator: can't allocate memory: 8 bytes"),
     ("refuse", "skipped", "not for this network"),
     ("kill", "crashed", "the worker process was killed by SIGKILL"),
     ("vanish", "crashed", "the worker process ended with status 0"),
@@ -81,7 +81,9 @@ def test_a_cell_that_ends_badly_is_a_record_and_the_others_go_on(bench):
         assert record.status == status
         assert f"toy/a probe seed {seed}: {status}" in done.stderr
         assert reason in done.stderr
-        assert reason in done.stdout
+        assert (f"{reason} (log: out/logs/toy_a-probe-{seed}-" in done.stdout) == (
+            status not in ("ok", "skipped")
+        )
         assert record.provenance["started"]
         log = (bench.out / record.log).read_text()
         assert f"hello from toy/a probe seed {seed}" in log
@@ -92,7 +94,8 @@ def test_a_cell_that_ends_badly_is_a_record_and_the_others_go_on(bench):
 def test_skipped_cells_are_no_failures(bench):
     done = bench.run("--seeds", "1", "--set", 'probe.actions=["refuse"]')
     assert done.returncode == 0
-    assert "skipped: toy/a probe seed 0: not for this network" in done.stdout
+    assert "not for this network" in done.stderr
+    assert "2 cells: 2 skipped" in done.stdout
 
 
 def test_a_failed_cell_runs_again_only_if_asked(bench):
@@ -209,6 +212,17 @@ def test_a_script_without_a_main_guard_runs_once_and_never_imports_torch(bench):
     done = bench.execute([sys.executable, "script.py"])
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the script runs\nFalse ['ok', 'ok']\n"
+
+
+def test_a_script_that_is_its_own_plugin_is_told_to_guard_its_call(bench):
+    script = bench.folder / "script.py"
+    script.write_text(
+        f"{(bench.folder / 'probe.py').read_text()}\nimport uqbench\nuqbench.run(\n"
+        "    'probe', suite='mini.toml', device='cpu', plugins=[__file__])\n"
+    )
+    done = bench.execute([sys.executable, "script.py"])
+    assert "UsageError" in done.stderr
+    assert "put its call of uqbench.run under if __name__ == '__main__'" in done.stderr
 
 
 def test_code_without_a_file_runs_too(bench):
