@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from uqbench.datasets.arrays import Arrays, PreparedData, Table, fingerprint
 
+from uqbench.datasets.arrays import Arrays, PreparedData, Table, fingerprint
 from uqbench.method import Task
 
 TOY_TRAINING_POINTS = 20

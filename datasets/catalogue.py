@@ -13,7 +13,6 @@ from uqbench.datasets.arrays import PreparedData, Table
 from uqbench.datasets.root import data_root
 from uqbench.datasets.splits import prepare
 from uqbench.datasets.tables import read_table
-
 from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
 from uqbench.suggestions import did_you_mean

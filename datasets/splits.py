@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from uqbench.datasets.arrays import Arrays, PreparedData, Table
 
+from uqbench.datasets.arrays import Arrays, PreparedData, Table
 from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
 

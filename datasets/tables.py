@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from pandas.api import types
+
 from uqbench.datasets.arrays import Table
 from uqbench.datasets.delimited import DelimitedText, require_file
 from uqbench.datasets.splits import require_varying
-
 from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
 from uqbench.suggestions import did_you_mean

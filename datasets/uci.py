@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
 from uqbench.datasets.arrays import Table
 from uqbench.datasets.delimited import exact_floats
 from uqbench.datasets.root import fetch_command
 from uqbench.datasets.tables import read_numeric_csv
-
 from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
 from uqbench.suggestions import did_you_mean

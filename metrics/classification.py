@@ -14,6 +14,7 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
 from uqbench.metrics._arrays import Floats, average, class_labels, probability_matrix
 from uqbench.metrics.detection import aurc, mutual_information
 from uqbench.metrics.vmsp import vmsp, vmsp_metrics

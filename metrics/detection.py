@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import entr
+
 from uqbench.metrics._arrays import (
     Floats,
     probability_matrix,

@@ -16,6 +16,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erf, ndtri
+
 from uqbench.metrics._arrays import Floats, average, non_negative, vectors
 
 ECE_LEVELS = np.arange(11) / 10

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
+
 from uqbench.metrics._arrays import Floats, probability_matrix, variance_matrix, vector
 from uqbench.metrics.detection import auroc
 

@@ -236,21 +236,26 @@ class FactoredJacobian(Jacobian):
         return 2 * self.rows**2 * widths
 
     def gram(self, other: Jacobian | None = None) -> Tensor:
-        other = self if other is None else other
+        symmetric = other is None
+        other = self if symmetric else other
         classes = self.outputs.shape[1]
-        result = self.outputs.new_empty(self.rows, other.rows)
+        result = self.outputs.new_zeros(self.rows, other.rows)
         for start in range(0, len(self.outputs), GRAM_ROWS):
             stop = min(start + GRAM_ROWS, len(self.outputs))
-            block = result[start * classes : stop * classes]
-            for index, (a, b) in enumerate(zip(self._layers, other._layers, strict=True)):
-                backward = a.backward[start:stop].flatten(0, 1) @ b.backward.flatten(0, 1).mT
-                inner = a.inputs[start:stop] @ b.inputs.mT
+            first = start if symmetric else 0
+            rows, columns = slice(start * classes, stop * classes), slice(first * classes, None)
+            block = result[rows, columns]
+            for a, b in zip(self._layers, other._layers, strict=True):
+                backward = (
+                    a.backward[start:stop].flatten(0, 1) @ b.backward[first:].flatten(0, 1).mT
+                )
+                inner = a.inputs[start:stop] @ b.inputs[first:].mT
                 if classes > 1:
                     inner = inner.repeat_interleave(classes, 0).repeat_interleave(classes, 1)
-                if index:
-                    block.addcmul_(backward, inner)
-                else:
-                    torch.mul(backward, inner, out=block)
+                block.addcmul_(backward, inner)
+            if symmetric:
+                below = slice(stop * classes, None)
+                result[below, rows] = block[:, (stop - start) * classes :].mT
         return result
 
     def gram_blocks(self) -> Tensor:

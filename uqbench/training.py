@@ -11,16 +11,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from uqbench.context import ignore_progress
 from uqbench.data import Split
 from uqbench.errors import DivergenceError
-from uqbench.networks import as_matrix, isolated_randomness
+from uqbench.networks import ACTIVATIONS, as_matrix, isolated_randomness
 from uqbench.problems import Recipe
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -85,6 +88,13 @@ def can_be_batched(network: nn.Module) -> bool:
     return not dropout and not any(True for _ in network.buffers())
 
 
+def is_multilayer_perceptron(network: nn.Module) -> bool:
+    """Whether ``network`` is a sequence of linear layers and elementwise activations."""
+    if type(network) is not nn.Sequential:
+        return False
+    return all(type(layer) in {nn.Linear, *ACTIVATIONS.values()} for layer in network)
+
+
 def learning_rate(recipe: Recipe, epoch: int) -> float:
     """The step size in the given epoch, counted from 0."""
     if recipe.schedule == "poly":
@@ -137,13 +147,27 @@ class _Stacked:
         for name, parameter in self._stacked.items():
             parameter.requires_grad_(name in trainable)
         self.parameters = [self._stacked[name] for name in self._stacked if name in trainable]
-        self._forward = vmap(self._member)
+        multilayer = is_multilayer_perceptron(self._template)
+        self._forward = self._multilayer if multilayer else vmap(self._member)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self._forward(self._stacked, inputs)
 
     def _member(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         return as_matrix(functional_call(self._template, parameters, (inputs,)))
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        return self._forward(self._stacked, inputs)
+    def _multilayer(self, parameters: dict[str, Tensor], values: Tensor) -> Tensor:
+        """The members' forward passes as batched matrix products, which cost less than vmap's."""
+        for name, module in self._template.named_children():
+            if isinstance(module, nn.Linear):
+                weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
+                if bias is None:
+                    values = torch.bmm(values, weight.mT)
+                else:
+                    values = torch.baddbmm(bias.unsqueeze(1), values, weight.mT)
+            else:
+                values = module(values)
+        return values
 
     def finish(self) -> None:
         with torch.no_grad():
@@ -152,18 +176,53 @@ class _Stacked:
                     parameter.copy_(self._stacked[name][m])
 
 
-def _optimizer(parameters: list[Tensor], recipe: Recipe) -> torch.optim.Optimizer:
-    if recipe.optimizer == "adam":
-        return torch.optim.Adam(
-            parameters, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True
-        )
-    return torch.optim.SGD(
-        parameters,
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        fused=True,
-    )
+class _Optimizer:
+    """torch's fused Adam or SGD, called without the bookkeeping of ``Optimizer.step``.
+
+    On small networks that bookkeeping takes longer than the step itself.
+    """
+
+    def __init__(self, parameters: list[Tensor], recipe: Recipe) -> None:
+        self.parameters = parameters
+        self._recipe = recipe
+        if recipe.optimizer == "adam":
+            self._means = [torch.zeros_like(p) for p in parameters]
+            self._squares = [torch.zeros_like(p) for p in parameters]
+            self._steps = [torch.zeros((), device=p.device) for p in parameters]
+        else:
+            self._velocities: list[Tensor | None] = [None] * len(parameters)
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], lr: float) -> None:
+        # fused kernels walk memory and assume that a gradient has its parameter's own layout
+        gradients = [gradient.contiguous() for gradient in gradients]
+        common = {"weight_decay": self._recipe.weight_decay, "maximize": False, "fused": True}
+        if self._recipe.optimizer == "adam":
+            adam(
+                self.parameters,
+                gradients,
+                self._means,
+                self._squares,
+                [],
+                self._steps,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                lr=lr,
+                eps=1e-8,
+                **common,
+            )
+        else:
+            sgd(
+                self.parameters,
+                gradients,
+                self._velocities,
+                momentum=self._recipe.momentum,
+                dampening=0,
+                nesterov=False,
+                lr=lr,
+                **common,
+            )
 
 
 def _epochs(split: Split, recipe: Recipe, seeds: Sequence[int]) -> Iterator[list]:
@@ -171,15 +230,30 @@ def _epochs(split: Split, recipe: Recipe, seeds: Sequence[int]) -> Iterator[list
     members = len(seeds)
     bounds = batch_bounds(len(split), recipe.batch_size)
     generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
+    inputs = split.inputs.expand(members, *split.inputs.shape)
+    targets = split.targets.expand(members, *split.targets.shape)
     for _ in range(recipe.epochs):
-        if len(bounds) == 1:
-            inputs = split.inputs.expand(members, *split.inputs.shape)
-            targets = split.targets.expand(members, *split.targets.shape)
-        else:
+        if len(bounds) > 1:
             orders = [torch.randperm(len(split), generator=g) for g in generators]
             order = torch.stack(orders).to(split.inputs.device)
             inputs, targets = split.inputs[order], split.targets[order]
         yield [(inputs[:, a:b], targets[:, a:b]) for a, b in bounds]
+
+
+SERIAL_ACTIVATIONS = 100_000
+"""Activations per step below which a second thread costs more than it brings."""
+
+
+@contextmanager
+def _threads_for(rows: int, parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Compute on one thread inside if a step is small (``rows`` inputs through ``parameters``)."""
+    threads = torch.get_num_threads()
+    units = sum(math.prod(parameter.shape[:-1]) for parameter in parameters)
+    torch.set_num_threads(1 if rows * units < SERIAL_ACTIVATIONS else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @torch.enable_grad()
@@ -193,23 +267,19 @@ def _run(
 ) -> None:
     total = recipe.epochs * len(programs)
     for index, (program, members) in enumerate(zip(programs, seeds, strict=True)):
-        optimizer = _optimizer(program.parameters, recipe)
-        with isolated_randomness(members[0] % 2**63):
+        optimizer = _Optimizer(program.parameters, recipe)
+        rows = min(recipe.batch_size or len(split), len(split))
+        with isolated_randomness(members[0] % 2**63), _threads_for(rows, program.parameters):
             for epoch, batches in enumerate(_epochs(split, recipe, members)):
-                optimizer.param_groups[0]["lr"] = learning_rate(recipe, epoch)
+                lr = learning_rate(recipe, epoch)
                 for inputs, targets in batches:
                     losses = loss(program(inputs), targets)
                     gradients = torch.autograd.grad(losses.sum(), program.parameters)
-                    for parameter, gradient in zip(program.parameters, gradients, strict=True):
-                        # fused kernels walk memory and assume the parameter's own layout
-                        parameter.grad = gradient.contiguous()
-                    optimizer.step()
-                if not torch.isfinite(losses).all():
+                    optimizer.step(gradients, lr)
+                if not math.isfinite(losses.sum().item()):
                     raise DivergenceError(
                         f"the training loss is not finite after epoch {epoch + 1} "
                         f"({recipe.optimizer}, lr {recipe.lr:g}); a smaller lr may help"
                     )
                 progress("training", index * recipe.epochs + epoch + 1, total)
-        for parameter in program.parameters:
-            parameter.grad = None
         program.finish()

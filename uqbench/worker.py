@@ -78,9 +78,10 @@ def start(threads: int | None) -> None:
     if threads is not None:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(threads)
-    # Threads that spin while they wait make short kernels many times slower, and timings wild, as
-    # soon as anything else uses the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Threads that wait for each other spin for about the length of a short kernel and then sleep:
+    # the default, ten times longer, makes short kernels many times slower as soon as anything else
+    # uses the cores; not to spin at all costs half of what the second core brings.
+    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     parent = multiprocessing.parent_process()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     faulthandler.enable()

@@ -1,8 +1,8 @@
 """Data that needs no download."""
 
 import numpy as np
-from uqbench.datasets.bundled import load_diabetes, load_digits, toy_cubic
 
+from uqbench.datasets.bundled import load_diabetes, load_digits, toy_cubic
 from uqbench.method import Task
 
 

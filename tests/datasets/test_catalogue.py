@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-from uqbench.datasets import catalogue, uci
 
+from uqbench.datasets import catalogue, uci
 from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
 

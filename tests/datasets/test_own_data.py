@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+
 from uqbench.datasets.arrays import Table
 from uqbench.datasets.catalogue import load_problem_data
 from uqbench.datasets.tables import read_table
-
 from uqbench.method import Task
 from uqbench.own_data import own_table_problem
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+
 from uqbench.datasets.arrays import Table
 from uqbench.datasets.splits import prepare, training_statistics
-
 from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
 

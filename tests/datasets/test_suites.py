@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from uqbench.datasets import catalogue
 
+from uqbench.datasets import catalogue
 from uqbench.errors import UsageError
 from uqbench.method import Task
 from uqbench.problems import all_problems, load_suite, suite_names

@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
-from uqbench.datasets.tables import read_numeric_csv, read_table
 
+from uqbench.datasets.tables import read_numeric_csv, read_table
 from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
 

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pandas as pd
 import pytest
-from uqbench.datasets import uci
 
+from uqbench.datasets import uci
 from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
 

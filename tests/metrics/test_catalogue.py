@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import numpy as np
+
 from uqbench.metrics import METRICS
 from uqbench.metrics.classification import classification_metrics
 from uqbench.metrics.detection import ood_metrics

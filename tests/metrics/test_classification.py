@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
+
 from uqbench.metrics import detection
 from uqbench.metrics.classification import accuracy, brier, classification_metrics, ece, nll
 

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score, roc_curve
+
 from uqbench.metrics.detection import (
     auc_roc,
     aurc,

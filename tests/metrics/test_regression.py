@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from scipy import integrate, stats
+
 from uqbench.metrics import regression
 from uqbench.metrics.regression import (
     coverage,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+
 from uqbench.metrics.detection import auroc
 from uqbench.metrics.vmsp import (
     skew,

@@ -157,3 +157,12 @@ def test_the_jacobian_has_the_networks_dtype_and_casts_its_inputs(truths):
     for network, dtype in ((single, torch.float32), (double, torch.float64)):
         for given in (inputs, inputs.float()):
             assert linearise(network, given).dense().dtype == dtype
+
+
+def test_a_gram_matrix_formed_in_blocks_is_symmetric_and_whole(multilayer, truths, monkeypatch):
+    monkeypatch.setattr(linearised, "GRAM_ROWS", 3)
+    inputs = truths.rows(8, 3, 2)
+    expected = truths.naive_jacobian(multilayer, inputs)
+    gram = linearise(multilayer, inputs).gram()
+    torch.testing.assert_close(gram, expected @ expected.mT, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(gram, gram.mT, rtol=0, atol=1e-12)

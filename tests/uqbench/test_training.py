@@ -102,6 +102,25 @@ def test_an_ensemble_trained_as_one_program_equals_its_members_trained_alone(
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+def test_networks_that_are_not_plain_sequences_are_batched_too(split):
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(3, 3, bias=False), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.outer(x + torch.tanh(self.inner(x))).squeeze(-1)
+
+    torch.manual_seed(0)
+    starts = [Residual().double() for _ in range(3)]
+    recipe = Recipe(epochs=5, batch_size=10)
+    together = train_ensemble(starts, split, recipe, squared_error, range(3))
+    for seed, (start, member) in enumerate(zip(starts, together, strict=True)):
+        alone = train(start, split, recipe, squared_error, seed)
+        for a, b in zip(member.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
 def test_frozen_parameters_stay_as_they_are(split):
     starts = networks(3)
     for network in starts:

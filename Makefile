@@ -1,0 +1,26 @@
+# Two commands do everything on a fresh machine; each makes its virtual environment if there is none.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+
+.PHONY: run test slow lint
+
+run: $(VENV)/installed
+	$(BIN)/uqbench run --methods nuqls,de,lla
+
+test: $(VENV)/installed
+	$(BIN)/pytest -m "not slow"
+
+slow: $(VENV)/installed
+	$(BIN)/pytest -m slow
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# The package is built into a wheel and installed, not linked: what is tested is what users get.
+$(VENV)/installed: pyproject.toml $(wildcard uqbench/*.py methods/*.py metrics/*.py datasets/*.py datasets/suites/*.toml)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall .
+	touch $@
