@@ -15,7 +15,7 @@ _PUBLIC = {
     "ClassificationMoments": "uqbench.prediction",
     "Results": "uqbench.results",
     "run": "uqbench.api",
-    "evaluate": "uqbench.api",
+    "evaluate": "uqbench.own_network",
 }
 
 __all__ = ["__version__", *_PUBLIC]

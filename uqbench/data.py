@@ -11,7 +11,7 @@ from uqbench.method import Task
 
 @dataclass(frozen=True)
 class Split:
-    """inputs: (n, ...) in the problem's dtype; targets: (n,), standardised reals or class indices."""
+    """inputs: (n, ...) in the problem's dtype; targets: (n,), standardised or class indices."""
 
     inputs: Tensor
     targets: Tensor

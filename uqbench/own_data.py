@@ -18,16 +18,29 @@ MAX_FLOAT64_CELLS = 5_000_000
 """Above this many numbers in the table the problem is in float32, to halve memory and time."""
 
 
+def default_recipe(rows: int) -> Recipe:
+    """Return the recipe for a training split of ``rows`` rows of which nothing else is known.
+
+    Adam (step size 1e-2 with cosine annealing, weight decay 1e-4) for about 2,000 steps of 200
+    rows, and for 5 epochs at least.
+    """
+    steps_per_epoch = ceil(max(rows, 1) / BATCH_SIZE)
+    return Recipe(
+        optimizer="adam",
+        lr=1e-2,
+        epochs=max(round(STEPS / steps_per_epoch), MIN_EPOCHS),
+        batch_size=BATCH_SIZE,
+        weight_decay=1e-4,
+        schedule="cosine",
+    )
+
+
 def own_table_problem(path: str | Path, target: str, table: Table) -> Problem:
     """Return the problem ``file:PATH`` for a table that :func:`read_table` returned.
 
-    The network has two hidden layers of 50 tanh units. It is trained by Adam (step size 1e-2 with
-    cosine annealing, weight decay 1e-4) for about 2,000 steps of 200 rows, and for 5 epochs at
-    least.
+    The network has two hidden layers of 50 tanh units and is trained by :func:`default_recipe`.
     """
     path = Path(path).expanduser().resolve()
-    split = Problem.split
-    steps_per_epoch = ceil(max(int(len(table) * split[0]), 1) / BATCH_SIZE)
     large = table.inputs.size > MAX_FLOAT64_CELLS
     rows, features = table.inputs.shape
     return Problem(
@@ -36,14 +49,7 @@ def own_table_problem(path: str | Path, target: str, table: Table) -> Problem:
         target=target,
         task=table.task,
         network=NetworkSpec(kind="mlp", hidden=(50, 50), activation="tanh"),
-        training=Recipe(
-            optimizer="adam",
-            lr=1e-2,
-            epochs=max(round(STEPS / steps_per_epoch), MIN_EPOCHS),
-            batch_size=BATCH_SIZE,
-            weight_decay=1e-4,
-            schedule="cosine",
-        ),
+        training=default_recipe(int(rows * Problem.split[0])),
         dtype="float32" if large else "float64",
         description=f"{path.name}: {target} from {features} features, {rows:,} rows",
     )

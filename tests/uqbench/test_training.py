@@ -164,8 +164,8 @@ def test_a_network_that_returns_n_or_n_by_1_has_the_same_loss(split, flat):
 
 
 def test_a_diverging_training_is_an_error_that_names_the_step_size(split):
+    recipe = Recipe(optimizer="sgd", lr=1e9, epochs=50)
     with pytest.raises(DivergenceError, match="lr 1e"):
-        recipe = Recipe(optimizer="sgd", lr=1e9, epochs=50)
         train(networks(1)[0], split, recipe, squared_error, seed=0)
 
 
