@@ -53,7 +53,7 @@ class NUQLS(Method):
     members: Annotated[int, Field(ge=2)] = 10
     gamma: PositiveFloat = 0.01
     lr: PositiveFloat | None = None
-    epochs: PositiveInt = 100
+    epochs: PositiveInt = 10
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     batch_size: NonNegativeInt = 0
     calibrate: bool = True
