@@ -150,7 +150,7 @@ def test_descent_converges_to_the_exact_solution(truths):
     data, network = gp_setting(truths)
     settings = {"members": 4, "gamma": 0.3, "calibrate": False}
     exact = NUQLS(**settings, solver="exact")
-    descended = NUQLS(**settings, solver="kernel", epochs=200_000, momentum=0.99)
+    descended = NUQLS(**settings, solver="kernel", epochs=40_000, momentum=0.995)
     limit, iterate = (
         method.fit(truths.problem(), data, network, truths.context()).predict(
             data.validation.inputs

@@ -1,0 +1,57 @@
+import threading
+
+import pytest
+import torch
+
+from uqbench.checkpoints import cached_network
+
+
+def test_a_network_is_trained_once_and_loaded_afterwards(truths, tmp_path):
+    trained = truths.mlp(3, 1, seed=1)
+    calls = []
+
+    def train():
+        calls.append(1)
+        return trained
+
+    cpu = torch.device("cpu")
+    networks = [
+        cached_network(truths.mlp(3, 1, seed=2).train(), train, "key", tmp_path, cpu)
+        for _ in range(2)
+    ]
+    assert calls == [1]
+    for network, seconds in networks:
+        assert not network.training
+        assert seconds > 0
+        for ours, theirs in zip(network.parameters(), trained.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+    assert networks[0][1] == networks[1][1]
+
+
+def test_a_training_that_fails_leaves_no_file(truths, tmp_path):
+    def fail():
+        raise RuntimeError("diverged")
+
+    with pytest.raises(RuntimeError, match="diverged"):
+        cached_network(truths.mlp(3, 1), fail, "key", tmp_path, torch.device("cpu"))
+    assert not list(tmp_path.glob("*.pt")) + list(tmp_path.glob("*.tmp"))
+
+
+def test_of_several_askers_one_trains_and_the_others_wait(truths, tmp_path):
+    calls = []
+    started = threading.Barrier(4)
+
+    def train():
+        calls.append(1)
+        return truths.mlp(3, 1, seed=1)
+
+    def ask():
+        started.wait()
+        cached_network(truths.mlp(3, 1), train, "key", tmp_path, torch.device("cpu"))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == [1]
