@@ -83,32 +83,34 @@ class NUQLS(Method):
         self, data: TrainingData, network: nn.Module, starts: Tensor, context: Context
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the displacements (S, p) reached from ``starts``, and the values found."""
-        split, task = data.train, data.task
-        found = {}
-        if self.solver != "exact":
-            found["lr"] = self.lr or self._stable_step(network, split.inputs)
-            descent = Descent(found["lr"], self.epochs, self.momentum)
-        if self.solver == "minibatch" or (self.solver == "auto" and self.batch_size):
-            displacements = descend_in_batches(
-                network, split, task, starts, descent, self.batch_size, context.generator,
-                context.progress,
-            )  # fmt: skip
-            return displacements, found
-        jacobian = linearise(network, split.inputs)
-        targets = target_matrix(task, split.targets, jacobian.outputs)
-        if self.solver == "exact":
-            displacements, found["jitter"] = solve_exactly(jacobian, targets, task, starts)
-            return displacements, found
-        solver = self.solver
-        if solver == "auto":
+        split, task, solver = data.train, data.task, self.solver
+        jacobian = None if self.batch_size else linearise(network, split.inputs)
+        if solver == "auto" and self.batch_size:
+            solver = "minibatch"
+        elif solver == "auto":
             solver = cheapest_full_batch_solver(jacobian, starts, self.epochs)
+        if solver == "exact":
+            targets = target_matrix(task, split.targets, jacobian.outputs)
+            displacements, jitter = solve_exactly(jacobian, targets, task, starts)
+            return displacements, {"jitter": jitter}
+        lr = self.lr or self._stable_step(network, split.inputs)
+        descent = Descent(lr, self.epochs, self.momentum)
         if solver == "minibatch":
             displacements = descend_in_batches(
-                network, split, task, starts, descent, 0, context.generator, context.progress
+                network,
+                split,
+                task,
+                starts,
+                descent,
+                self.batch_size,
+                context.generator,
+                context.progress,
             )
-            return displacements, found
-        descend = descend_in_function_space if solver == "kernel" else descend_with_jacobian
-        return descend(jacobian, targets, task, starts, descent, context.progress), found
+        else:
+            descend = descend_in_function_space if solver == "kernel" else descend_with_jacobian
+            targets = target_matrix(task, split.targets, jacobian.outputs)
+            displacements = descend(jacobian, targets, task, starts, descent, context.progress)
+        return displacements, {"lr": lr}
 
     def _stable_step(self, network: nn.Module, inputs: Tensor) -> float:
         largest = largest_ntk_eigenvalue(network, inputs)
