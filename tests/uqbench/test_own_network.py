@@ -148,3 +148,16 @@ def test_a_method_refuses_a_task_it_does_not_cover(classification_setting):
     network, data = classification_setting
     with pytest.raises(UnsupportedError, match="ntk_gp is defined for regression"):
         uqbench.evaluate("ntk_gp", network, **data)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["map", "nuqls", "lla", "de", "ntk_gp"])
+def test_a_network_on_a_gpu_is_evaluated_there(regression_setting, method):
+    network, data = regression_setting
+    on_cpu = uqbench.evaluate(method, network, **data)
+    on_gpu = uqbench.evaluate(method, network.cuda(), **data)
+    assert on_gpu.cost.device.startswith("cuda")
+    assert on_gpu.cost.peak_device_bytes > 0
+    if method in {"map", "lla", "ntk_gp"}:  # the others draw other numbers on another device
+        assert on_gpu.metrics == pytest.approx(on_cpu.metrics, rel=1e-6)
