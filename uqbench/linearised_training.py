@@ -22,6 +22,7 @@ from uqbench.errors import DivergenceError
 from uqbench.linearised import Jacobian, linearise
 from uqbench.memory import available_bytes
 from uqbench.method import Task
+from uqbench.threads import threads_for
 from uqbench.training import batch_bounds
 
 Progress = Callable[[str, int, int], None]
@@ -67,13 +68,14 @@ def descend_in_function_space(
     weights = torch.zeros_like(start)
     velocity = torch.zeros_like(start)
     guard = _DivergenceGuard(descent)
-    for epoch in range(descent.epochs):
-        predictions = start - weights @ gram if epoch else start
-        slope = residual(task, predictions.view(shape), targets)
-        guard.check(slope)
-        velocity.mul_(descent.momentum).add_(slope.flatten(1), alpha=1 / shape[1])
-        weights.add_(velocity, alpha=descent.lr)
-        progress("descending", epoch + 1, descent.epochs)
+    with threads_for(gram.numel()):
+        for epoch in range(descent.epochs):
+            predictions = start - weights @ gram if epoch else start
+            slope = residual(task, predictions.view(shape), targets)
+            guard.check(slope)
+            velocity.mul_(descent.momentum).add_(slope.flatten(1), alpha=1 / shape[1])
+            weights.add_(velocity, alpha=descent.lr)
+            progress("descending", epoch + 1, descent.epochs)
     guard.check(weights, final=True)
     return starts - jacobian.rmatvec(weights.view(shape))
 
@@ -92,13 +94,14 @@ def descend_with_jacobian(
     displacements = starts.clone()
     velocity = torch.zeros_like(starts)
     guard = _DivergenceGuard(descent)
-    for epoch in range(descent.epochs):
-        predictions = jacobian.outputs + (displacements @ dense.mT).view(shape)
-        slope = residual(task, predictions, targets)
-        guard.check(slope)
-        velocity.mul_(descent.momentum).add_(slope.flatten(1) @ dense, alpha=1 / shape[1])
-        displacements.sub_(velocity, alpha=descent.lr)
-        progress("descending", epoch + 1, descent.epochs)
+    with threads_for(dense.numel()):
+        for epoch in range(descent.epochs):
+            predictions = jacobian.outputs + (displacements @ dense.mT).view(shape)
+            slope = residual(task, predictions, targets)
+            guard.check(slope)
+            velocity.mul_(descent.momentum).add_(slope.flatten(1) @ dense, alpha=1 / shape[1])
+            displacements.sub_(velocity, alpha=descent.lr)
+            progress("descending", epoch + 1, descent.epochs)
     guard.check(displacements, final=True)
     return displacements
 

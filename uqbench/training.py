@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -25,6 +24,7 @@ from uqbench.data import Split
 from uqbench.errors import DivergenceError
 from uqbench.networks import ACTIVATIONS, as_matrix, isolated_randomness
 from uqbench.problems import Recipe
+from uqbench.threads import threads_for
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs (M, B, C) and targets (M, B) to the members' mean losses (M,)."""
@@ -240,20 +240,9 @@ def _epochs(split: Split, recipe: Recipe, seeds: Sequence[int]) -> Iterator[list
         yield [(inputs[:, a:b], targets[:, a:b]) for a, b in bounds]
 
 
-SERIAL_ACTIVATIONS = 100_000
-"""Activations per step below which a second thread costs more than it brings."""
-
-
-@contextmanager
-def _threads_for(rows: int, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Compute on one thread inside if a step is small (``rows`` inputs through ``parameters``)."""
-    threads = torch.get_num_threads()
-    units = sum(math.prod(parameter.shape[:-1]) for parameter in parameters)
-    torch.set_num_threads(1 if rows * units < SERIAL_ACTIVATIONS else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _activations(rows: int, parameters: Sequence[Tensor]) -> int:
+    """Roughly how many activations a step computes: units of every layer, for every row."""
+    return rows * sum(math.prod(parameter.shape[:-1]) for parameter in parameters)
 
 
 @torch.enable_grad()
@@ -269,7 +258,10 @@ def _run(
     for index, (program, members) in enumerate(zip(programs, seeds, strict=True)):
         optimizer = _Optimizer(program.parameters, recipe)
         rows = min(recipe.batch_size or len(split), len(split))
-        with isolated_randomness(members[0] % 2**63), _threads_for(rows, program.parameters):
+        with (
+            isolated_randomness(members[0] % 2**63),
+            threads_for(_activations(rows, program.parameters)),
+        ):
             for epoch, batches in enumerate(_epochs(split, recipe, members)):
                 lr = learning_rate(recipe, epoch)
                 for inputs, targets in batches:
