@@ -10,8 +10,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from uqbench.boards import Column, boards
 from uqbench.errors import UQBenchError, UsageError
-from uqbench.leaderboard import Column, Leaderboard, boards, format_mean_std, format_seconds
+from uqbench.formatting import format_mean_std, format_seconds
+from uqbench.leaderboard import Leaderboard
 from uqbench.records import Cost, Identity, Outcome, Record
 
 NAN = float("nan")
