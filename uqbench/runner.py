@@ -29,7 +29,8 @@ from rich.table import Column
 
 from uqbench import worker
 from uqbench.cells import Cell
-from uqbench.errors import UQBenchError
+from uqbench.comparability import by_problem, obstacle
+from uqbench.errors import UQBenchError, UsageError
 from uqbench.records import Cost, Record, RecordFile, Status, decode
 from uqbench.worker import PROGRESS_PREFIX, Job
 
@@ -109,7 +110,10 @@ class Worker:
         try:
             return self._pool.schedule(function, args=args).result()
         except (ProcessExpired, BrokenProcessPool) as error:
-            raise UQBenchError(f"a worker process ended while it started: {error}") from None
+            raise UQBenchError(
+                f"a worker process ended before it answered: {error}. Either a --plugin file ends "
+                "the process, or the system had no memory for it."
+            ) from None
 
     def submit(self, cell: Cell, job: Job, timeout: float | None) -> Future[str]:
         if not self._pool.active:
@@ -145,7 +149,15 @@ def available_cores() -> int:
 
 
 def cells_to_run(cells: Sequence[Cell], records: Sequence[Record], rerun: str | None) -> list[Cell]:
-    """Return the cells that have no record yet, or whose record ``rerun`` says to replace."""
+    """Return the cells that have no record yet, or whose record ``rerun`` says to replace.
+
+    Raises UsageError if the records are of other data, networks or recipes than the cells: their
+    results could never share a leaderboard.
+    """
+    finished = [record.identity for record in records if record.status == "ok"]
+    for group in by_problem([*finished, *(cell.identity() for cell in cells)]).values():
+        if found := obstacle(group):
+            raise UsageError(f"{found}\nThe first is in this folder already; give another --out.")
     status = {record.key: record.status for record in records}
     redo = {"failed": FAILURES, "all": (*FAILURES, "ok", "skipped"), None: ()}[rerun]
     return [cell for cell in cells if cell.key not in status or status[cell.key] in redo]
