@@ -25,5 +25,9 @@ class TuningError(UQBenchError):
     """No point of a hyper-parameter grid gave a finite validation score (cell: failed)."""
 
 
+class ContractError(UQBenchError):
+    """A method returned what the contract between it and the benchmark forbids (cell: failed)."""
+
+
 class DivergenceError(UQBenchError):
     """An optimiser's iterates became non-finite (cell: failed)."""

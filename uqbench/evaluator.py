@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +18,15 @@ from uqbench import memory
 from uqbench.checkpoints import cached_network
 from uqbench.context import Context, ignore_progress
 from uqbench.data import Split, TrainingData
-from uqbench.errors import DivergenceError, UnsupportedError
-from uqbench.method import Method, Task
+from uqbench.errors import ContractError, UnsupportedError
+from uqbench.method import Method, Posterior, Task
 from uqbench.networks import build_network, initialise
 from uqbench.prediction import (
     ClassificationPrediction,
     Prediction,
     RegressionPrediction,
     concatenate,
+    require_valid,
 )
 from uqbench.problems import Problem
 from uqbench.provenance import environment
@@ -147,21 +150,32 @@ def evaluate_method(
     context: Context,
     map_seconds: float = 0.0,
 ) -> tuple[Outcome, Cost]:
-    """Fit the method, predict and time the test split, and compute all metrics."""
+    """Fit the method, predict and time the test split, and compute all metrics.
+
+    Raises ContractError if the method returns what it must not.
+    """
     device = context.device
     memory.reset_peak_host_bytes()
     memory.reset_peak_device_bytes(device)
-    with Stopwatch(device) as fitting:
-        posterior = method.fit(problem, data.fit, network, context)
 
-    def predict(inputs: Tensor) -> Prediction:
-        return concatenate([posterior.predict(b) for b in inputs.split(problem.predict_batch)])
+    def predict(inputs: Tensor) -> list[Prediction]:
+        return [posterior.predict(batch) for batch in inputs.split(problem.predict_batch)]
 
-    test = predict(data.test.inputs)  # also warms the timed repeats up
-    predict_seconds, repeats = median_seconds(
-        lambda: predict(data.test.inputs), device, PREDICT_REPEATS
-    )
-    ood = {name: predict(inputs) for name, inputs in data.ood.items()}
+    def checked(inputs: Tensor) -> Prediction:
+        batches = predict(inputs)
+        for batch, prediction in zip(inputs.split(problem.predict_batch), batches, strict=True):
+            require_valid(prediction, len(batch), data.fit.num_classes)
+        return concatenate(batches)
+
+    with _global_state_restored():
+        with Stopwatch(device) as fitting:
+            posterior = method.fit(problem, data.fit, network, context)
+        _require_posterior(posterior)
+        test = checked(data.test.inputs)  # also warms the timed repeats up
+        predict_seconds, repeats = median_seconds(
+            lambda: concatenate(predict(data.test.inputs)), device, PREDICT_REPEATS
+        )
+        ood = {name: checked(inputs) for name, inputs in data.ood.items()}
     metrics, ood_metrics = measure(data, test, ood)
     outcome = Outcome(
         metrics=metrics,
@@ -190,13 +204,41 @@ def evaluate_method(
     return outcome, cost
 
 
+@contextmanager
+def _global_state_restored() -> Iterator[None]:
+    """Undo what a method may have done to the process, which evaluates other cells after it."""
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    threads = torch.get_num_threads()
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
+        torch.set_num_threads(threads)
+
+
+def _require_posterior(posterior: Any) -> None:
+    if not isinstance(posterior, Posterior):
+        kind = type(posterior).__name__
+        raise ContractError(f"fit must return a uqbench Posterior, it returned {kind}")
+    for name, value in posterior.tuned.items():
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            raise ContractError(f"tuned['{name}'] must be a number, it is {value!r}") from None
+    passes = posterior.forward_passes
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 0:
+        raise ContractError(f"forward_passes must be a whole number, it is {passes!r}")
+
+
 def measure(
     data: EvaluationData, test: Prediction, ood: Mapping[str, Prediction]
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Return the metrics of the test split, and those of each OoD set.
-
-    Raises DivergenceError if a predictive mean or probability is not finite.
-    """
+    """Return the metrics of the test split, and those of each OoD set."""
     from uqbench.metrics.classification import classification_metrics
     from uqbench.metrics.detection import ood_metrics
     from uqbench.metrics.regression import regression_metrics
@@ -205,7 +247,6 @@ def measure(
     targets = data.test.targets.cpu().numpy()
     if isinstance(test, RegressionPrediction):
         mean, variance = _array(test.mean), _array(test.variance)
-        _require_finite("mean", mean)
         return regression_metrics(targets, mean, variance, data.target_std), {}
     inside = _ClassificationArrays(test)
     metrics = classification_metrics(
@@ -235,7 +276,6 @@ class _ClassificationArrays:
 
     def __init__(self, prediction: ClassificationPrediction) -> None:
         self.probabilities = _array(prediction.probabilities)
-        _require_finite("probabilities", self.probabilities)
         sampled = prediction.samples >= 2
         self.variance = _array(prediction.variance) if sampled else None
         self.logit_variance = _array(prediction.logit_variance) if sampled else None
@@ -244,10 +284,3 @@ class _ClassificationArrays:
 
 def _array(values: Tensor) -> np.ndarray:
     return values.detach().double().cpu().numpy()
-
-
-def _require_finite(name: str, values: np.ndarray) -> None:
-    bad = int((~np.isfinite(values)).sum())
-    if bad:
-        count = f"{bad} of {values.size}"
-        raise DivergenceError(f"{count} values of the predictive {name} are not finite")

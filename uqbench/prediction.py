@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from uqbench.errors import ContractError, DivergenceError
+
+SUM_TOLERANCE = 1e-4
+"""How far the probabilities of a point may be from a sum of 1: rounding in single precision."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,52 @@ def concatenate(predictions: Sequence[P]) -> P:
         values = [getattr(prediction, field.name) for prediction in predictions]
         joined[field.name] = torch.cat(values) if isinstance(values[0], Tensor) else values[0]
     return type(first)(**joined)
+
+
+def require_valid(prediction: Any, rows: int, classes: int | None) -> None:
+    """Check what a method predicted for ``rows`` inputs; ``classes``: None for a regression.
+
+    Raises ContractError for a wrong type, shape or sign and for probabilities that do not sum to
+    1, and DivergenceError for values that are not finite.
+    """
+    kind = RegressionPrediction if classes is None else ClassificationPrediction
+    if type(prediction) is not kind:
+        raise ContractError(
+            f"predict must return a {kind.__name__}, it returned {type(prediction).__name__}"
+        )
+    if classes is None:
+        _require_moment("mean", prediction.mean, (rows,))
+        _require_moment("variance", prediction.variance, (rows,), signed=False)
+        return
+    samples = prediction.samples
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ContractError(f"predict: samples must be a whole number above 0, it is {samples!r}")
+    _require_moment("probabilities", prediction.probabilities, (rows, classes), signed=False)
+    sums = prediction.probabilities.sum(-1)
+    furthest = sums[(sums - 1).abs().argmax()].item()
+    if abs(furthest - 1) > SUM_TOLERANCE:
+        raise ContractError(f"predict: the probabilities of a point sum to {furthest:g}, not to 1")
+    if samples >= 2:  # of one sample they are undefined and never read
+        _require_moment("variance", prediction.variance, (rows, classes), signed=False)
+        _require_moment("logit_variance", prediction.logit_variance, (rows, classes), signed=False)
+        _require_moment("expected_entropy", prediction.expected_entropy, (rows,))
+
+
+def _require_moment(name: str, values: Any, shape: tuple[int, ...], signed: bool = True) -> None:
+    if not isinstance(values, Tensor):
+        raise ContractError(f"predict: {name} must be a tensor, it is {type(values).__name__}")
+    if values.shape != shape:
+        seen = tuple(values.shape)
+        raise ContractError(f"predict: {name} must have shape {shape}, it has {seen}")
+    if not values.is_floating_point():
+        raise ContractError(f"predict: {name} must be real floating point, it is {values.dtype}")
+    bad = int((~values.isfinite()).sum())
+    if bad:
+        count = f"{bad} of {values.numel()}"
+        raise DivergenceError(f"{count} values of the predictive {name} are not finite")
+    if not signed and values.min() < 0:
+        lowest = values.min().item()
+        raise ContractError(f"predict: {name} must not be negative, its lowest is {lowest:g}")
 
 
 class Moments:

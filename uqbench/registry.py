@@ -70,7 +70,7 @@ def find_method(name: str) -> type[Method]:
         target = import_module(entry.module)
         for attribute in entry.attr.split("."):
             target = getattr(target, attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{where} cannot be imported: {_first_line(error)}") from error
     _check_class(target, where)
     return target
@@ -163,7 +163,8 @@ def _load_plugin(path: Path) -> None:
     if any(plugin.path == path for plugin in _plugins.values()):
         return
     if not path.is_file():
-        raise UsageError(f"--plugin {path}: no such file")
+        found = "a folder, not a file" if path.is_dir() else "no such file"
+        raise UsageError(f"--plugin {path}: {found}")
     module = _import_file(path)
     classes = [
         value
@@ -204,7 +205,7 @@ def _import_file(path: Path) -> ModuleType:
     except SyntaxError as error:
         del sys.modules[name]
         raise UsageError(f"{error.filename}: line {error.lineno}: {error.msg}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         frames = traceback.extract_tb(error.__traceback__)
         line = next((frame.lineno for frame in frames[::-1] if frame.filename == str(path)), None)

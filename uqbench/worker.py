@@ -166,7 +166,7 @@ def run_cell(cell: Cell, job: Job) -> str:
         )
         try:
             return encode(_evaluated(cell, job, unfinished))
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:  # of a plug-in, anything at all
             traceback.print_exc()
             failure = replace(
                 unfinished,
