@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from filelock import FileLock
 from torch import nn
 
+from uqbench.replacement import replacement
 from uqbench.timing import Stopwatch
+
+_log = logging.getLogger(__name__)
 
 
 def cached_network(
@@ -23,30 +26,35 @@ def cached_network(
 ) -> tuple[nn.Module, float]:
     """Return the network of checkpoint ``key`` in eval mode, and the seconds its training took.
 
-    ``train`` is called only if ``folder/KEY.pt`` is not there; of several processes that ask at
-    the same time one trains and the others wait. The file is written under a temporary name and
-    renamed, so that it is whole or absent. ``template`` has the architecture to load into.
+    ``train`` is called only if ``folder/KEY.pt`` is not there or damaged; of several processes that
+    ask at the same time one trains and the others wait. ``template`` has the architecture to load
+    into.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{key}.pt"
     with FileLock(f"{path}.lock"):
-        if not path.exists():
+        seconds = _loaded(template, path, device)
+        if seconds is None:
             with Stopwatch(device) as stopwatch:
                 network = train()
-            _write({"state": network.state_dict(), "seconds": stopwatch.seconds}, path)
-        stored = torch.load(path, map_location=device, weights_only=True)
-    template.load_state_dict(stored["state"])
-    return template.eval(), stored["seconds"]
+            with replacement(path) as file:
+                torch.save({"state": network.state_dict(), "seconds": stopwatch.seconds}, file)
+            seconds = _loaded(template, path, device)
+    return template.eval(), seconds
 
 
-def _write(value: object, path: Path) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+def _loaded(template: nn.Module, path: Path, device: torch.device) -> float | None:
+    """Load the checkpoint into ``template`` and return its training's seconds; None without one.
+
+    A damaged file counts as none: the network is trained again from the same seed.
+    """
+    if not path.exists():
+        return None
     try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        stored = torch.load(path, map_location=device, weights_only=True)
+        template.load_state_dict(stored["state"])
+        return float(stored["seconds"])
+    except (UnpicklingError, EOFError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        _log.warning("%s: unreadable (%s); the network is trained again", path, reason)
+        return None

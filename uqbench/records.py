@@ -12,17 +12,19 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from uqbench.errors import DataError, UsageError
+from uqbench.replacement import replacement
 
 SCHEMA_VERSION = 1
 EVALUATOR_VERSION = 1
 """Raised whenever a metric changes its meaning; part of every cell's identity."""
 
 Status = Literal["ok", "failed", "timeout", "oom", "crashed", "skipped"]
+STATUSES = get_args(Status)
 
 
 @dataclass(frozen=True)
@@ -107,17 +109,18 @@ def decode(line: str | bytes, where: str = "record") -> Record:
     """Read a line of JSON; raise a :class:`DataError` that starts with ``where`` if it is none."""
     try:
         values = json.loads(line)
-        schema = values["schema"]
+        _require(isinstance(values, dict), "not an object")
+        schema = values.get("schema")
+        _require(_is("int", schema), f"schema is {schema!r}")
         if schema > SCHEMA_VERSION:
             raise DataError(
                 f"{where}: written by a newer uqbench (schema {schema}, this one reads up to "
                 f"{SCHEMA_VERSION}). Upgrade uqbench."
             )
         return _record(values)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except ValueError as error:
         raise DataError(
-            f"{where}: not a record ({type(error).__name__}: {error}). Remove the line, and run "
-            "again to redo its cell."
+            f"{where}: not a record ({error}). Remove the line, and run again to redo its cell."
         ) from None
 
 
@@ -174,16 +177,16 @@ class RecordFile:
 
     def write_plan(self, keys: Iterable[str]) -> None:
         """Note which cells a command asked for, so that a part is not taken for the whole."""
-        temporary = self._plan_path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(list(keys)), encoding="utf-8")
-        os.replace(temporary, self._plan_path)
+        with replacement(self._plan_path) as file:
+            file.write(json.dumps(list(keys)).encode())
 
     def planned(self) -> list[str]:
         """Keys of the cells that the last command in this folder asked for."""
         try:
-            return json.loads(self._plan_path.read_text(encoding="utf-8"))
+            keys = json.loads(self._plan_path.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # a courtesy, which is never worth an error
             return []
+        return [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
 
     @property
     def _plan_path(self) -> Path:
@@ -246,25 +249,69 @@ def _jsonable(value: Any) -> Any:
     return str(value)
 
 
-def _number(value: Any) -> Any:
-    if value is None:
-        return math.nan
-    return float(value) if value in ("inf", "-inf") else value
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {key: _number(value) for key, value in values.items()}
-
-
 def _record(values: dict[str, Any]) -> Record:
-    identity, outcome, cost = (values.pop(part) for part in ("identity", "outcome", "cost"))
-    for name in ("metrics", "tuned"):
-        outcome[name] = _numbers(outcome[name])
-    outcome["ood"] = {name: _numbers(metrics) for name, metrics in outcome["ood"].items()}
-    outcome["class_names"] = tuple(outcome["class_names"])
-    floats = {f.name for f in fields(Cost) if f.type == "float"}
-    cost = {key: _number(value) if key in floats else value for key, value in cost.items()}
-    identity["split"] = tuple(identity["split"])
-    return Record(
-        identity=Identity(**identity), outcome=Outcome(**outcome), cost=Cost(**cost), **values
-    )
+    """Build a record from parsed JSON; a ValueError names the first value of a wrong type."""
+    parts = {"identity": Identity, "outcome": Outcome, "cost": Cost}
+    built = {name: _built(kind, values.pop(name, None), f"{name}.") for name, kind in parts.items()}
+    record = _built(Record, {**values, **built})
+    _require(record.status in STATUSES, f"status is {record.status!r}")
+    return record
+
+
+def _built(kind: type, values: Any, place: str = "") -> Any:
+    _require(isinstance(values, dict), f"{place.rstrip('.')} is missing or not an object")
+    known = {field.name: field for field in fields(kind)}
+    for name in values:
+        _require(name in known, f"{place}{name} is unknown")
+    checked = {}
+    for name, field_ in known.items():
+        if name not in values:
+            required = field_.default is MISSING and field_.default_factory is MISSING
+            _require(not required, f"{place}{name} is missing")
+            continue
+        value = _read_back(field_.type, values[name])
+        _require(_is(field_.type, value), f"{place}{name} is {values[name]!r:.80}")
+        checked[name] = value
+    return kind(**checked)
+
+
+def _read_back(kind: str, value: Any) -> Any:
+    """Undo what JSON makes of tuples, NaN and infinities."""
+    if kind == "float":
+        if value is None:
+            return math.nan
+        return float(value) if value in ("inf", "-inf") else value
+    if kind in (_FLOATS, _FLOATS_BY_SET) and isinstance(value, dict):
+        inner = "float" if kind == _FLOATS else _FLOATS
+        return {key: _read_back(inner, item) for key, item in value.items()}
+    return tuple(value) if kind.startswith("tuple") and isinstance(value, list) else value
+
+
+_FLOATS = "Mapping[str, float]"
+_FLOATS_BY_SET = "Mapping[str, Mapping[str, float]]"
+_TYPES = {"str": str, "int": int, "bool": bool, "float": (int, float), "Status": str}
+_ITEMS = {
+    "tuple[float, float, float]": "float",
+    "tuple[str, ...]": "str",
+    _FLOATS: "float",
+    _FLOATS_BY_SET: _FLOATS,
+    "Mapping[str, int]": "int",
+}
+
+
+def _is(kind: str, value: Any) -> bool:
+    """Whether a value has the type that a field's annotation names."""
+    if kind in _TYPES:
+        return isinstance(value, _TYPES[kind]) and (kind == "bool") == isinstance(value, bool)
+    if kind in _ITEMS:
+        items = value.values() if isinstance(value, dict) else value
+        container = dict if kind.startswith("Mapping") else tuple
+        return isinstance(value, container) and all(_is(_ITEMS[kind], item) for item in items)
+    if kind.startswith("Mapping"):
+        return isinstance(value, Mapping)
+    return True  # a part that is built already
+
+
+def _require(condition: bool, complaint: str) -> None:
+    if not condition:
+        raise ValueError(complaint)
