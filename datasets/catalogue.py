@@ -55,7 +55,9 @@ class Outcome:
     """What became of one data set in ``verify`` or ``fetch``."""
 
     name: str
-    status: Literal["ok", "unchecked", "missing", "wrong", "fetched", "present", "failed"]
+    status: Literal[
+        "ok", "unchecked", "missing", "wrong", "fetched", "present", "failed", "bundled"
+    ]
     message: str = ""
 
 
@@ -106,7 +108,7 @@ def load_table(
         return _bundled_table(dataset)
     if dataset.startswith(FILE_PREFIX):
         if target is None:
-            raise UsageError(f"{dataset}: no target column named (--target)")
+            raise UsageError(f'{dataset}: no target column named; give it, like target = "price"')
         path = Path(dataset.removeprefix(FILE_PREFIX)).expanduser()
         return _own_table(path, target, task, _stamp(path))
     if dataset.startswith("uci/"):
@@ -144,7 +146,10 @@ def verify(root: str | Path | None = None, chosen: Iterable[str] | None = None) 
     ``unchecked``: readable and of the right size, but its fingerprint is not known.
     """
     outcomes = []
-    for name in _files(chosen):
+    for name in _chosen(chosen):
+        if name in _WITHOUT_FILE:
+            outcomes.append(Outcome(name, "bundled", "comes with its package; nothing to verify"))
+            continue
         short = name.removeprefix("uci/")
         path = uci.path_of(short, data_root(root))
         try:
@@ -168,7 +173,10 @@ def fetch(
     One that fails does not stop the others. ``report`` is called with each name before its turn.
     """
     outcomes = []
-    for name in _files(chosen):
+    for name in _chosen(chosen):
+        if name in _WITHOUT_FILE:
+            outcomes.append(Outcome(name, "bundled", "comes with its package; nothing to fetch"))
+            continue
         report(name)
         short = name.removeprefix("uci/")
         try:
@@ -181,17 +189,18 @@ def fetch(
     return outcomes
 
 
-def _files(chosen: Iterable[str] | None) -> list[str]:
-    """The data sets among ``chosen`` that have a file; ``uci`` stands for all UCI sets."""
+_WITHOUT_FILE = (TOY_CUBIC, *_BUNDLED_TABLES)
+
+
+def _chosen(chosen: Iterable[str] | None) -> list[str]:
+    """The data sets asked for: ``uci`` stands for all UCI sets, and so does None."""
     downloadable = [f"uci/{name}" for name in uci.SETS]
-    if chosen is None:
-        return downloadable
     wanted: list[str] = []
-    for name in chosen:
+    for name in ["uci"] if chosen is None else chosen:
         if name == "uci":
             wanted += downloadable
         elif name in names():
-            wanted += [name] if name in downloadable else []
+            wanted.append(name)
         else:
             raise UsageError(f"no data set named '{name}'.{did_you_mean(name, names())}")
     return list(dict.fromkeys(wanted))

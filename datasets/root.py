@@ -5,18 +5,30 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from uqbench.errors import UsageError
+
 ENVIRONMENT_VARIABLE = "UQBENCH_DATA"
 
 
 def data_root(explicit: str | Path | None = None) -> Path:
-    """Return the explicit folder, else $UQBENCH_DATA, else a folder in the user's cache."""
+    """Return the explicit folder, else $UQBENCH_DATA, else a folder in the user's cache.
+
+    Raises UsageError if it is a file.
+    """
     if explicit:
-        return Path(explicit).expanduser()
+        return _folder(explicit, "data folder")
     if named := os.environ.get(ENVIRONMENT_VARIABLE):
-        return Path(named).expanduser()
+        return _folder(named, f"${ENVIRONMENT_VARIABLE}")
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("uqbench")) / "data"
+
+
+def _folder(named: str | Path, what: str) -> Path:
+    path = Path(named).expanduser()
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{what} {path}: is a file; give a folder")
+    return path
 
 
 def fetch_command(dataset: str, root: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import numpy as np
 
@@ -132,19 +133,31 @@ def _parts(
     place: str, rows: int, split: tuple[float, float, float], seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the row numbers of the training, validation and test parts."""
-    train, _, validation = split
     order = np.random.Generator(np.random.PCG64(seed)).permutation(rows)
-    end_train = int(rows * train)
-    end_validation = end_train + int(rows * validation)
-    parts = np.split(order, [end_train, end_validation])
+    parts = np.split(order, _ends(rows, split))
     for name, part in zip(("training", "validation", "test"), parts, strict=True):
         if not len(part):
             fractions = "/".join(f"{fraction:g}" for fraction in split)
             raise DataError(
                 f"{place}: {rows} rows are too few for a {fractions} split: "
-                f"the {name} part would be empty"
+                f"the {name} part would be empty; add rows ({_least_rows(split)} are the least)"
             )
     return tuple(parts)
+
+
+def _ends(rows: int, split: tuple[float, float, float]) -> tuple[int, int]:
+    """Where the training and the validation part of shuffled rows end."""
+    train, _, validation = split
+    end_train = int(rows * train)
+    return end_train, end_train + int(rows * validation)
+
+
+def _least_rows(split: tuple[float, float, float]) -> int:
+    """The fewest rows of which each of the three parts gets one."""
+    for rows in count(3):
+        end_train, end_validation = _ends(rows, split)
+        if 0 < end_train < end_validation < rows:
+            return rows
 
 
 def _require_every_class(

@@ -6,6 +6,7 @@ a numeric column is an error that names the file, the line and the column.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def read_table(path: str | Path, target: str, task: Task | str | None = None) ->
     """Read a CSV (``,``, ``;``, tab, ``|`` or blanks; a header line) or Parquet file.
 
     target: the column to predict; all others are features. Numeric columns are kept as they are;
-    text and true/false columns are one-hot encoded, categories in sorted order.
+    text and true/false columns are one-hot encoded, categories in sorted order; dates are refused.
 
     task: if None, found from the target: text and true/false are classes; whole numbers written
     without a decimal point are classes if there are at most 20 distinct ones, each occurring twice
@@ -181,10 +182,15 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         raise DataError(f"{path}: two columns are named '{name}'")
     for name, column in frame.items():
         if types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
-            raise DataError(
-                f"{path}: column '{name}' holds dates or times; turn it into numbers or drop it"
-            )
+            raise DataError(_dates(path, name))
     return frame
+
+
+_DATE = re.compile(r"\d{4}([-/.])\d{1,2}\1\d{1,2}\b|\d{1,2}([-/.])\d{1,2}\2\d{2,4}\b")
+
+
+def _dates(path: Path, name: str) -> str:
+    return f"{path}: column '{name}' holds dates or times; turn it into numbers or drop it"
 
 
 def _read_target(
@@ -245,6 +251,8 @@ def _one_hot(file: _TableFile, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
 
     labels = file.labels(name)
     _refuse_thousands_separators(file, name, labels)
+    if all(_DATE.match(label) for label in labels):
+        raise DataError(_dates(file.path, name))
     distinct = len(set(labels))
     too_many = distinct > MAX_CATEGORIES
     if too_many or (len(labels) >= 20 and distinct > 0.9 * len(labels)):

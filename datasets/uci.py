@@ -7,7 +7,6 @@ well: the archive has changed files in place before.
 from __future__ import annotations
 
 import io
-import os
 import re
 import tempfile
 import zipfile
@@ -25,6 +24,7 @@ from uqbench.datasets.root import fetch_command
 from uqbench.datasets.tables import read_numeric_csv
 from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
+from uqbench.replacement import replacement
 from uqbench.suggestions import did_you_mean
 
 TARGET = "target"
@@ -219,14 +219,16 @@ def load(name: str, root: Path) -> Table:
     command = fetch_command(f"uci/{name}", root)
     if not path.exists():
         raise DataError(f"{path}: no such file; get it with `{command}`")
-    names, values = read_numeric_csv(path)
+    remedy = f"move it away and get the right one with `{command}`"
+    try:
+        names, values = read_numeric_csv(path)
+    except DataError as error:
+        raise DataError(f"{error}; {remedy}") from None
     if names[-1] != TARGET:
-        raise DataError(f"{path}: the last column is '{names[-1]}', not '{TARGET}'")
+        raise DataError(f"{path}: the last column is '{names[-1]}', not '{TARGET}'; {remedy}")
     table = _table(name, names, values, str(path))
     if difference := _difference(table, expected):
-        raise DataError(
-            f"{path}: {difference}; move it away and get the right one with `{command}`"
-        )
+        raise DataError(f"{path}: {difference}; {remedy}")
     return table
 
 
@@ -326,16 +328,8 @@ def _round_half_up(value: float, decimals: int) -> float:
 
 
 def _write_atomically(path: Path, frame: pd.DataFrame) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("w", newline="") as file:
-                frame.to_csv(file, index=False)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacement(path) as file:
+            file.write(frame.to_csv(index=False).encode())
     except OSError as error:
         raise DataError(f"{path}: cannot write ({error.strerror})") from None

@@ -15,7 +15,13 @@ from typing import Any
 from uqbench.errors import UsageError
 from uqbench.problems import Problem, digest, load_suite, read_toml, suite_names
 from uqbench.records import Identity
-from uqbench.registry import Settings, build_method, check_method_name, find_method
+from uqbench.registry import (
+    Settings,
+    build_method,
+    check_method_name,
+    find_method,
+    method_names,
+)
 from uqbench.seeds import derive_seed
 from uqbench.suggestions import did_you_mean
 
@@ -115,7 +121,12 @@ def plan(request: Request) -> list[Cell]:
     methods = _method_names(request)
     if request.seeds < 1:
         raise UsageError(f"--seeds must be at least 1, got {request.seeds}")
-    problems = _problems(request)
+    problems = [
+        (suite, problem.quick() if request.quick else problem)
+        for suite, problem in _problems(request)
+    ]
+    for suite, problem in problems:
+        _require_known_methods(suite, problem)
     settings = {
         (problem.name, method): _settings(request, suite, problem, method)
         for suite, problem in problems
@@ -123,9 +134,8 @@ def plan(request: Request) -> list[Cell]:
     }
     cells = []
     for suite, problem in problems:
-        problem = problem.quick() if request.quick else problem
         for seed in range(request.seeds):
-            fingerprint = _fingerprint(request, problem, seed)
+            fingerprint = _fingerprint(request, suite, problem, seed)
             checkpoint = _map_checkpoint(problem, fingerprint, seed)
             for method in methods:
                 cells.append(
@@ -156,9 +166,24 @@ def _method_names(request: Request) -> list[str]:
     return names
 
 
+def _require_known_methods(suite: str, problem: Problem) -> None:
+    """Raise if a problem has settings for a method that does not exist: they would do nothing."""
+    known = method_names()
+    for name in problem.methods:
+        if name not in known:
+            raise UsageError(
+                f"{_place(suite, problem)}.methods: no method named '{name}'."
+                f"{did_you_mean(name, known)} (A method of a file needs --plugin FILE.py.)"
+            )
+
+
+def _place(suite: str, problem: Problem) -> str:
+    return f'suite {suite}: problems."{problem.name}"'
+
+
 def _settings(request: Request, suite: str, problem: Problem, method: str) -> dict[str, Any]:
     table = problem.methods.get(method, {})
-    layers = [Settings(table, f'suite {suite}: problems."{problem.name}".methods.{method}')]
+    layers = [Settings(table, f"{_place(suite, problem)}.methods.{method}")]
     layers += [settings for name, settings in request.settings if name == method]
     built = build_method(method, *layers)
     if problem.task in built.tasks:
@@ -214,19 +239,22 @@ def _defining_suites() -> Iterator[tuple[str, str]]:
             yield problem, suite
 
 
-def _fingerprint(request: Request, problem: Problem, seed: int) -> str:
+def _fingerprint(request: Request, suite: str, problem: Problem, seed: int) -> str:
     from uqbench.datasets.catalogue import load_problem_data
 
-    data = load_problem_data(
-        problem.dataset,
-        task=problem.task,
-        split=problem.split,
-        seed=derive_seed(problem.name, seed, "split"),
-        standardise=problem.standardise,
-        held_out_classes=problem.held_out_classes,
-        root=request.data_dir,
-        target=problem.target,
-    )
+    try:
+        data = load_problem_data(
+            problem.dataset,
+            task=problem.task,
+            split=problem.split,
+            seed=derive_seed(problem.name, seed, "split"),
+            standardise=problem.standardise,
+            held_out_classes=problem.held_out_classes,
+            root=request.data_dir,
+            target=problem.target,
+        )
+    except UsageError as error:
+        raise UsageError(f"{_place(suite, problem)}: {error}") from None
     return data.fingerprint
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from uqbench.problems import Problem
 
 _LISTED_FAILURES = 10
+_LISTS = ("methods", "problems", "suites", "metrics")
 
 
 class _Group(click.Group):
@@ -29,7 +31,8 @@ class _Group(click.Group):
             _fail(str(error), 2)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else "uqbench"
-            _fail(f"{error.format_message()} See '{command} --help'.", 2)
+            message = " ".join(error.format_message().split()).rstrip(".")
+            _fail(f"{message}{'' if message.endswith('?') else '.'} See '{command} --help'.", 2)
         except KeyboardInterrupt as error:
             _fail(str(error) or "Interrupted.", 130)
 
@@ -46,23 +49,56 @@ def main() -> None:
     """Benchmark Bayesian uncertainty-quantification methods for neural networks."""
 
 
-_plugin_option = click.option(
+class _Text(click.ParamType):
+    """Text that is not empty: an unset shell variable must not pass for an option left out."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value.strip():
+            self.fail("it is empty", param, ctx)
+        return value
+
+
+class _AtLeastOne(click.ParamType):
+    """A whole number, 1 or more."""
+
+    name = "number"
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = 0
+        if number < 1:
+            self.fail(f"must be a whole number, at least 1; got '{value}'", param, ctx)
+        return number
+
+
+_COUNT = _AtLeastOne()
+_text_option = partial(click.option, type=_Text())
+
+_plugin_option = _text_option(
     "--plugin",
     "plugins",
     multiple=True,
     metavar="FILE.py",
     help="Python file that defines a method (repeatable).",
 )
-_data_dir_option = click.option(
-    "--data-dir", metavar="DIR", help="Data folder (default: $UQBENCH_DATA, else a user cache)."
+_data_dir_option = _text_option(
+    "--data-dir",
+    metavar="DIR",
+    help="Data folder (default: $UQBENCH_DATA, else a user cache).",
 )
 
 
 @main.command()
-@click.option("--methods", required=True, metavar="NAME,...", help="Methods to compare.")
-@click.option("--suite", metavar="NAME|FILE.toml", help="Problems to run (default: starter).")
-@click.option("--problems", metavar="NAME,...", help="Run these problems alone.")
-@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True)
+@_text_option("--methods", required=True, metavar="NAME,...", help="Methods to compare.")
+@_text_option("--suite", metavar="NAME|FILE.toml", help="Problems to run (default: starter).")
+@_text_option("--problems", metavar="NAME,...", help="Run these problems alone.")
+@click.option("--seeds", type=_COUNT, default=3, show_default=True)
 @click.option(
     "--set",
     "settings",
@@ -70,16 +106,16 @@ _data_dir_option = click.option(
     metavar="METHOD.SETTING=VALUE",
     help="Change a method's setting (repeatable).",
 )
-@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:i]")
-@click.option("--out", metavar="DIR", help="The run's folder (default: runs/SUITE).")
+@_text_option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:i]")
+@_text_option("--out", metavar="DIR", help="The run's folder (default: runs/SUITE).")
 @click.option(
     "--jobs",
-    type=click.IntRange(min=1),
+    type=_COUNT,
     default=1,
     show_default=True,
     help="Cells at a time; with more than one, timings are marked as shared.",
 )
-@click.option("--timeout", metavar="TIME", help="Limit for each cell, like 90s, 30m or 2h.")
+@_text_option("--timeout", metavar="TIME", help="Limit for each cell, like 90s, 30m or 2h.")
 @click.option(
     "--rerun",
     type=click.Choice(["failed", "all"]),
@@ -87,8 +123,8 @@ _data_dir_option = click.option(
 )
 @_plugin_option
 @_data_dir_option
-@click.option("--data", metavar="FILE", help="A table of your own instead of a suite.")
-@click.option("--target", metavar="COLUMN", help="The column of --data to predict.")
+@_text_option("--data", metavar="FILE", help="A table of your own instead of a suite.")
+@_text_option("--target", metavar="COLUMN", help="The column of --data to predict.")
 @click.option("--task", type=click.Choice(["regression", "classification"]), help="For --data.")
 @click.option("--quick", is_flag=True, help="A tenth of the training epochs, to try things out.")
 @click.option("--dry-run", is_flag=True, help="List the cells and what is done; write nothing.")
@@ -128,6 +164,9 @@ def run(
 
 def _show_plan(execution: Execution) -> None:
     status = {record.key: record.status for record in execution.records}
+    for problem in {cell.problem.name: cell.problem for cell in execution.cells}.values():
+        if problem.description:
+            click.echo(f"{problem.name}: {problem.description}")
     for cell in execution.cells:
         click.echo(f"{cell}: {status.get(cell.key, 'to run')}")
     done = sum(cell.key in status for cell in execution.cells)
@@ -135,7 +174,7 @@ def _show_plan(execution: Execution) -> None:
 
 
 def _show_results(execution: Execution) -> None:
-    from uqbench.api import counted
+    from uqbench.formatting import counted
     from uqbench.records import FILE_NAME
     from uqbench.results import Results
     from uqbench.runner import reason
@@ -154,7 +193,7 @@ def _show_results(execution: Execution) -> None:
 
 
 @main.command("list")
-@click.argument("what", type=click.Choice(["methods", "problems", "suites", "metrics"]))
+@click.argument("what", metavar="|".join(_LISTS), type=click.Choice(_LISTS))
 @_plugin_option
 def list_(what: str, plugins: tuple[str, ...]) -> None:
     """List the names of methods, problems, suites or metrics."""
@@ -185,7 +224,7 @@ def _problems() -> Iterator[str]:
 
 
 def _suites() -> Iterator[str]:
-    from uqbench.api import counted
+    from uqbench.formatting import counted
     from uqbench.problems import load_suite, suite_names
 
     suites = map(load_suite, suite_names())
@@ -292,7 +331,7 @@ def _describe_problem(problem: Problem) -> Iterator[str]:
     metavar="table|csv|md",
     help="Default: table, or what the suffix of --out says.",
 )
-@click.option("--out", metavar="FILE", help="Write to a file instead of the terminal.")
+@_text_option("--out", metavar="FILE", help="Write to a file instead of the terminal.")
 def leaderboard(runs: tuple[str, ...], format_: str | None, out: str | None) -> None:
     """Aggregate the records of one or more runs, and show who is best."""
     from uqbench.results import Results
@@ -348,7 +387,8 @@ def data_verify(names: tuple[str, ...], data_dir: str | None) -> None:
     """Check data sets (default: all) against their fingerprints."""
     from uqbench.datasets.catalogue import verify
 
-    _report(verify(data_dir, names or None), bad=("wrong", "missing") if names else ("wrong",))
+    bad = ("wrong", "missing") if names else ("wrong",)
+    _report(verify(data_dir, names or None), bad, status=2)
 
 
 @data.command("fetch")
@@ -361,10 +401,10 @@ def data_fetch(names: tuple[str, ...], data_dir: str | None) -> None:
     outcomes = fetch(
         names or None, data_dir, report=lambda name: click.echo(f"{name} ...", err=True)
     )
-    _report(outcomes, bad=("failed",))
+    _report(outcomes, bad=("failed",), status=1)
 
 
-def _report(outcomes: Sequence[Outcome], bad: Sequence[str]) -> None:
+def _report(outcomes: Sequence[Outcome], bad: Sequence[str], status: int) -> None:
     for line in _columns((outcome.name, outcome.status, outcome.message) for outcome in outcomes):
         click.echo(line)
-    sys.exit(1 if any(outcome.status in bad for outcome in outcomes) else 0)
+    sys.exit(status if any(outcome.status in bad for outcome in outcomes) else 0)

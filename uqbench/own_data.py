@@ -6,11 +6,13 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from uqbench.formatting import printable, shortened
 from uqbench.problems import NetworkSpec, Problem, Recipe
 
 if TYPE_CHECKING:
     from uqbench.datasets.arrays import Table
 
+HIDDEN = (50, 50)
 STEPS = 2000
 BATCH_SIZE = 200
 MIN_EPOCHS = 5
@@ -43,13 +45,19 @@ def own_table_problem(path: str | Path, target: str, table: Table) -> Problem:
     path = Path(path).expanduser().resolve()
     large = table.inputs.size > MAX_FLOAT64_CELLS
     rows, features = table.inputs.shape
+    names = shortened(", ".join(table.class_names), 60)
+    classes = f" (classes {names})" if names else ""
     return Problem(
         name=path.stem,
         dataset=f"file:{path}",
         target=target,
         task=table.task,
-        network=NetworkSpec(kind="mlp", hidden=(50, 50), activation="tanh"),
+        network=NetworkSpec(kind="mlp", hidden=HIDDEN, activation="tanh"),
         training=default_recipe(int(rows * Problem.split[0])),
         dtype="float32" if large else "float64",
-        description=f"{path.name}: {target} from {features} features, {rows:,} rows",
+        description=printable(
+            f"{table.task} of '{target}'{classes} from {features} features "
+            f"({shortened(', '.join(table.feature_names), 120)}), {rows:,} rows of {path.name}; "
+            f"MLP with {' and '.join(map(str, HIDDEN))} tanh units"
+        ),
     )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -116,9 +117,26 @@ class Problem:
         return parts
 
     def quick(self) -> Problem:
-        """The same problem with a tenth of the epochs, to try things out; never published."""
-        epochs = max(self.training.epochs // 10, 1)
-        return replace(self, training=replace(self.training, epochs=epochs))
+        """The same problem with a tenth of the epochs, to try things out; never published.
+
+        The ``epochs`` that the problem gives to its methods are cut as well.
+        """
+        methods = {
+            name: {**settings, "epochs": _tenth(settings["epochs"])}
+            if _is_count(settings.get("epochs"))
+            else settings
+            for name, settings in self.methods.items()
+        }
+        training = replace(self.training, epochs=_tenth(self.training.epochs))
+        return replace(self, training=training, methods=methods)
+
+
+def _tenth(epochs: int) -> int:
+    return max(epochs // 10, 1)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 @dataclass(frozen=True)
@@ -143,6 +161,7 @@ class _SuiteFile:
 
 def validated(kind: type, values: Mapping[str, Any], where: str) -> Any:
     """Build ``kind`` from ``values``; raise a :class:`UsageError` that names the place and key."""
+    _require_finite(values, where)
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
@@ -155,6 +174,18 @@ def validated(kind: type, values: Mapping[str, Any], where: str) -> Any:
         message = first["msg"].removeprefix("Value error, ")
         seen = "" if first["type"] in {"value_error", "missing"} else f", got {first['input']!r}"
         raise UsageError(f"{place}: {message}{seen}") from None
+
+
+def _require_finite(value: Any, where: str, key: str = "") -> None:
+    """Refuse NaN and infinity, which no setting takes and JSON records could not hold."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _require_finite(item, where, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _require_finite(item, where, key)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{where}: {key}: must be a finite number, got {value}")
 
 
 def _known_keys(kind: Any, tables: tuple[str | int, ...]) -> list[str]:
@@ -180,8 +211,13 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}: line {line}: not UTF-8; save the file as UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def suite_names() -> list[str]:

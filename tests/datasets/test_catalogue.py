@@ -150,7 +150,12 @@ class TestListing:
         (tmp_path / "uci" / "energy.csv").write_text("x0,target\n1,2\n2,3\n")
         outcomes = catalogue.verify(tmp_path, ["uci/yacht", "uci/energy", "uci/wine", "toy/cubic"])
         found = {outcome.name: outcome.status for outcome in outcomes}
-        assert found == {"uci/yacht": "ok", "uci/energy": "wrong", "uci/wine": "missing"}
+        assert found == {
+            "uci/yacht": "ok",
+            "uci/energy": "wrong",
+            "uci/wine": "missing",
+            "toy/cubic": "bundled",
+        }
 
     def test_all_shared_sets_verify(self, shared_data):
         status = [outcome.status for outcome in catalogue.verify(shared_data)]

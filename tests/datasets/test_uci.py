@@ -273,7 +273,7 @@ class TestFetch:
         def full_disk(descriptor):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(uci.os, "fsync", full_disk)
+        monkeypatch.setattr("os.fsync", full_disk)
         with pytest.raises(DataError, match=r"cannot write \(No space left on device\)"):
             uci.fetch("yacht", tmp_path, download=lambda url: content)
         assert os.listdir(tmp_path / "uci") == []

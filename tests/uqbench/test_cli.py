@@ -20,6 +20,7 @@ def cli(bench, monkeypatch):
     return lambda *arguments: runner.invoke(main, arguments, prog_name="uqbench")
 
 
+EMPTY = ("methods", "suite", "problems", "out", "data", "target", "data-dir", "timeout", "plugin")
 RUN = ("run", "--methods", "probe", "--plugin", "probe.py", "--suite", "mini.toml")
 
 
@@ -115,7 +116,7 @@ def test_the_default_folder_is_named_after_the_suite(cli, bench):
     [
         (("--seeds", "0"), "--seeds"),
         (("--seeds", "-1"), "--seeds"),
-        (("--seeds", "two"), "--seeds"),
+        (("--seeds", "two"), "must be a whole number, at least 1; got 'two'"),
         (("--jobs", "0"), "--jobs"),
         (("--no-such-flag",), "--no-such-flag"),
         (("--rerun", "some"), "--rerun"),
@@ -127,6 +128,7 @@ def test_the_default_folder_is_named_after_the_suite(cli, bench):
         (("--target", "price"), "give --data as well"),
         (("--data", "mini.csv", "--target", "y"), "either a table of your own (--data) or --suite"),
         (("--methods", "probe,,map"), "a name is empty"),
+        *((("--" + name, ""), f"Invalid value for '--{name}': it is empty") for name in EMPTY),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2_and_leaves_nothing(cli, bench, arguments, message):
@@ -184,6 +186,7 @@ def test_the_leaderboard_is_rebuilt_from_the_records(cli, bench):
         (("nowhere",), "nowhere: no run here"),
         (("out", "--format", "cvs"), "Did you mean 'csv'?"),
         (("out", "--out", "board.xyz"), "unknown suffix '.xyz'"),
+        (("out", "--out", "mini.toml/board.md"), "mini.toml/board.md: cannot be written"),
     ],
 )
 def test_a_wrong_leaderboard_is_one_line(cli, bench, arguments, message):
@@ -193,6 +196,38 @@ def test_a_wrong_leaderboard_is_one_line(cli, bench, arguments, message):
     assert message in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"rmse":', '"rmse":"low","crps":', "outcome.metrics is {"),
+        ('"status":"ok"', '"status":"fine"', "status is 'fine'"),
+        ('"seed":0', '"seed":"zero"', "identity.seed is 'zero'"),
+        ('"settings":{', '"settings":5,"x":{', "identity.x is unknown"),
+        ('"schema":1', '"schema":"1"', "schema is '1'"),
+        ('"key":', '"keys":', "keys is unknown"),
+        ('{"key"', '[{"key"', "not a record"),
+    ],
+)
+def test_a_corrupt_record_is_one_line_that_names_file_line_and_field(cli, bench, old, new, message):
+    bench.run("--seeds", "1")
+    path = bench.out / "records.jsonl"
+    first, second = path.read_text().splitlines()
+    assert old in second
+    path.write_text(f"{first}\n{second.replace(old, new, 1)}\n")
+    for result in (cli("leaderboard", "out"), cli(*RUN, "--out", "out", "--device", "cpu")):
+        assert result.exit_code == 2
+        assert "out/records.jsonl: line 2: not a record (" in result.stderr
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("plan", ["garbage", "5", '{"a": 1}', "[[1]]", ""])
+def test_a_corrupt_plan_does_no_harm(cli, bench, plan):
+    bench.run("--seeds", "1")
+    (bench.out / "plan.json").write_text(plan)
+    assert cli("leaderboard", "out").exit_code == 0
+
+
 def test_data_sets_are_listed_with_their_state(cli, tmp_path):
     result = cli("data", "list", "--data-dir", str(tmp_path))
     assert result.exit_code == 0
@@ -200,10 +235,36 @@ def test_data_sets_are_listed_with_their_state(cli, tmp_path):
     assert (states["uci/energy"], states["sklearn/digits"]) == ("missing", "bundled")
 
 
-def test_verifying_a_data_set_that_is_missing_has_status_1(cli, tmp_path):
+def test_verifying_a_data_set_that_is_missing_has_status_2(cli, tmp_path):
     result = cli("data", "verify", "uci/energy", "--data-dir", str(tmp_path))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "missing" in result.stdout
+
+
+def test_verifying_a_data_set_that_was_changed_names_the_file_and_the_remedy(cli, tmp_path):
+    (tmp_path / "uci").mkdir()
+    (tmp_path / "uci" / "yacht.csv").write_text("x0,x1,target\n1,2,3\n1,x,3\n2,2,2\n")
+    result = cli("data", "verify", "uci/yacht", "--data-dir", str(tmp_path))
+    assert result.exit_code == 2
+    assert "yacht.csv: line 3, column 'x1': 'x' is not a finite number; move it" in result.stdout
+    assert f"uqbench data fetch uci/yacht --data-dir {tmp_path}" in result.stdout
+    run = cli("run", "--methods", "map", "--problems", "uci/yacht", "--data-dir", str(tmp_path))
+    assert run.exit_code == 2
+    assert "move it away" in run.stderr
+
+
+def test_data_that_comes_with_a_package_needs_no_verifying(cli):
+    result = cli("data", "verify", "sklearn/digits")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("sklearn/digits  bundled")
+
+
+def test_a_data_folder_that_is_a_file_is_refused(cli):
+    for command in (("data", "list"), ("data", "verify"), (*RUN, "--problems", "toy/a")):
+        result = cli(*command, "--data-dir", "mini.toml")
+        if command[0] == "data":
+            assert result.exit_code == 2
+            assert "mini.toml: is a file; give a folder" in result.stderr
 
 
 @pytest.mark.parametrize(
