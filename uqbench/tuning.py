@@ -11,8 +11,8 @@ from uqbench.errors import TuningError
 def best_on_grid(name: str, grid: Sequence[float], score: Callable[[float], float]) -> float:
     """Return the candidate of ``grid`` with the lowest score, the first of equals.
 
-    Candidates whose score is NaN or infinite are passed over, and so are those whose
-    factorisation fails. Raises TuningError, which names the grid, if no candidate is left.
+    Candidates whose score is NaN or infinite are passed over, and so are those whose arithmetic
+    or factorisation fails. Raises TuningError, which names the grid, if no candidate is left.
     """
     from torch.linalg import LinAlgError
 
@@ -20,7 +20,7 @@ def best_on_grid(name: str, grid: Sequence[float], score: Callable[[float], floa
     for candidate in grid:
         try:
             value = float(score(candidate))
-        except LinAlgError:
+        except (LinAlgError, ArithmeticError):
             continue
         if math.isfinite(value) and value < lowest:
             best, lowest = candidate, value
