@@ -164,7 +164,7 @@ def evaluate_method(
     def checked(inputs: Tensor) -> Prediction:
         batches = predict(inputs)
         for batch, prediction in zip(inputs.split(problem.predict_batch), batches, strict=True):
-            require_valid(prediction, len(batch), data.fit.num_classes)
+            require_valid(prediction, len(batch), posterior.classes or data.fit.num_classes)
         return concatenate(batches)
 
     with _global_state_restored():

@@ -63,6 +63,8 @@ class Posterior(ABC):
 
     tuned: Mapping[str, float] = {}
     """Values chosen on the validation split, or found while fitting, for the record."""
+    classes: int | None = None
+    """Number of classes that it predicts where that is not the problem's (as BASE may)."""
     forward_passes: int = 1
     """Network evaluations that one prediction costs (the cost model of the record)."""
 
