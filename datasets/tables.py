@@ -186,7 +186,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     return frame
 
 
-_DATE = re.compile(r"\d{4}([-/.])\d{1,2}\1\d{1,2}\b|\d{1,2}([-/.])\d{1,2}\2\d{2,4}\b")
+_DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{2,4})(?!\d)")
 
 
 def _dates(path: Path, name: str) -> str:

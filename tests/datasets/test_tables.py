@@ -333,6 +333,18 @@ class TestFaults:
         pd.DataFrame({"when": when, "price": [1.5, 2.5]}).to_parquet(path)
         assert message(DataError, path).startswith("column 'when' holds dates or times")
 
+    @pytest.mark.parametrize(
+        "first", ["2020-01-0{}", "2020-01-0{}T12:30:00", "0{}/01/20", "{}.1.2020"]
+    )
+    def test_dates_written_as_text_are_an_error(self, write, first):
+        rows = "".join(f"{first.format(1 + i % 2)},{i}.5\n" for i in range(8))
+        path = write(f"when,price\n{rows}")
+        assert message(DataError, path).startswith("column 'when' holds dates or times")
+
+    def test_text_that_only_looks_like_dates_here_and_there_is_kept(self, write):
+        path = write("when,price\n1-2-b,1.5\n2020-01-01,2.5\n1-2-b,2.5\n2020-01-01,2.5\n")
+        assert read_table(path, "price").feature_names == ("when=1-2-b", "when=2020-01-01")
+
 
 class TestFingerprint:
     def test_it_is_of_the_numbers_not_of_their_spelling(self, write):

@@ -241,6 +241,39 @@ def test_a_wrong_setting_in_a_suite_names_the_problem_and_the_method(request_, s
         plan(request_)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("post_hoc = {", "post_hok = {", r"\.methods: no method named 'post_hok'.*'post_hoc'"),
+        ("toy/cubic", "toy/cubc", r'^suite mini: problems."toy/a": no data set .*\'toy/cubic\''),
+        ("= false", "= true", r'^suite mini: problems."toy/a": .*say standardise = false'),
+        ("toy/cubic", "file:t.csv", r'^suite mini: problems."toy/a": file:t.csv: no target'),
+        ("epochs = 50", "lr = inf", r"training.lr: must be a finite number, got inf"),
+        ("gamma = 1", "gamma = nan", r"methods.post_hoc.gamma: must be a finite number, got nan"),
+    ],
+)
+def test_a_fault_in_a_suite_names_the_suite_and_the_problem(request_, suite, old, new, message):
+    suite(SUITE.replace(old, new))
+    with pytest.raises(UsageError, match=message):
+        plan(request_)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_a_setting_that_is_not_finite_is_refused(request_, value):
+    with pytest.raises(UsageError, match=f"gamma: must be a finite number, got {value}"):
+        plan(with_settings(request_, f"post_hoc.gamma={value}"))
+
+
+def test_quick_cuts_the_epochs_that_a_problem_gives_a_method(suite, tmp_path):
+    text = SUITE.replace("methods.post_hoc", "methods.de = { epochs = 300 }\nmethods.post_hoc")
+    request = Request(methods=("de",), suite=suite(text), seeds=1)
+    assert [cell.settings["epochs"] for cell in plan(request)] == [300, None]
+    quick = replace(request, quick=True)
+    assert [cell.settings["epochs"] for cell in plan(quick)] == [30, None]
+    asked = plan(with_settings(quick, "de.epochs=200"))
+    assert [cell.settings["epochs"] for cell in asked] == [200, 200]
+
+
 def test_a_wrong_setting_from_python_names_it(request_):
     layer = ("post_hoc", Settings({"gamma": None}, "setting post_hoc.gamma=None"))
     with pytest.raises(UsageError, match=r"^setting post_hoc.gamma=None: gamma: "):

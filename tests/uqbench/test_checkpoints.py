@@ -55,3 +55,24 @@ def test_of_several_askers_one_trains_and_the_others_wait(truths, tmp_path):
     for thread in threads:
         thread.join()
     assert calls == [1]
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None])
+def test_a_damaged_checkpoint_is_trained_again(truths, tmp_path, content, caplog):
+    template = torch.nn.Linear(2, 1)
+    trained = torch.nn.Linear(2, 1)
+    calls = []
+
+    def train():
+        calls.append(1)
+        return trained
+
+    cached_network(template, train, "key", tmp_path, torch.device("cpu"))
+    path = tmp_path / "key.pt"
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    network, _ = cached_network(template, train, "key", tmp_path, torch.device("cpu"))
+    assert len(calls) == 2
+    assert "key.pt: unreadable" in caplog.text
+    assert network.weight.equal(trained.weight)
+    cached_network(template, train, "key", tmp_path, torch.device("cpu"))
+    assert len(calls) == 2

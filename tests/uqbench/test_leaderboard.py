@@ -306,6 +306,23 @@ def test_a_column_without_any_value_is_left_out_of_the_table():
     assert "VMSP" not in text
 
 
+def test_the_legend_says_on_how_many_seeds_the_test_rests():
+    def legend(seeds):
+        return table(seeds_of("a", range(seeds)) + seeds_of("b", range(seeds)), width=400)
+
+    assert "over 3 seeds; lowest NLL first" in legend(3)
+    assert "not significantly worse on 3 seeds: corrected resampled t-test" in legend(3)
+    assert "with so few seeds, only large differences are significant" in legend(3)
+    assert "so few seeds" not in legend(10)
+
+
+def test_a_board_says_how_many_rows_it_is_measured_on_and_what_coverage_should_be():
+    text = table([record("a", 0, metrics={"coverage95": 0.9}, sizes={"train": 7, "test": 2})])
+    assert "regression, 1 seed, 2 test rows, suite uci" in text
+    assert "→ 0.95" in text
+    assert re.search(r"^a +1 +0.900", text, re.MULTILINE)
+
+
 # What may not be compared
 
 

@@ -148,6 +148,7 @@ def test_a_misspelt_method_gets_a_suggestion():
     [
         ("x = 1\ndef broken(:\n", r"plugin\.py: line 2: invalid syntax"),
         ("\n\nimport no_such_module\n", r"plugin\.py: line 3: cannot be imported: ModuleNotFound"),
+        ("import sys; sys.exit(3)\n", r"plugin\.py: line 1: cannot be imported: SystemExit: 3"),
         ("\n1/0\n", r"plugin\.py: line 2: cannot be imported: ZeroDivisionError"),
         ("x = 1\n", "defines no subclass of uqbench.Method"),
         (HEADER, "defines no subclass of uqbench.Method"),

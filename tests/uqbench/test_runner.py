@@ -98,6 +98,21 @@ def test_skipped_cells_are_no_failures(bench):
     assert "2 cells: 2 skipped" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "change", ["training = { epochs = 7 }", "network = { hidden = [3] }", 'dtype = "float32"']
+)
+def test_a_folder_with_results_of_another_recipe_is_refused_before_any_work(bench, change):
+    bench.run("--seeds", "1")
+    before = {path: path.read_bytes() for path in bench.out.rglob("*") if path.is_file()}
+    suite = bench.folder / "mini.toml"
+    suite.write_text(suite.read_text() + change)
+    done = bench.run("--seeds", "1")
+    assert done.returncode == 2
+    assert "toy/b: results that differ in" in done.stderr
+    assert "give another --out" in done.stderr
+    assert {path: path.read_bytes() for path in bench.out.rglob("*") if path.is_file()} == before
+
+
 def test_a_failed_cell_runs_again_only_if_asked(bench):
     arguments = ("--seeds", "2", "--set", 'probe.actions=["ok", "kill"]')
     first = bench.run(*arguments)
