@@ -54,10 +54,12 @@ class Statistic:
 
     values: one per finished seed, in the order of seeds; NaN where it is undefined.
     mark: "best", "equal best" or "".
+    worse_than_base: whether BASE, which knows nothing, does better.
     """
 
     values: tuple[float, ...]
     mark: str = ""
+    worse_than_base: bool = False
 
     @cached_property
     def defined(self) -> tuple[float, ...]:
@@ -192,13 +194,16 @@ def _board(records: Sequence[Record]) -> Board:
     available = _available_columns([record for group in finished.values() for record in group])
     complete = {key: group for key, group in finished.items() if len(group) == len(seeds)}
     marks = _marks(complete, available)
+    worse = _worse_than_base(complete, available)
     labels = _labels(list(cells))
     rows = []
     for key, by_seed in cells.items():
         group = finished[key]
         metrics = {
             column: Statistic(
-                tuple(_value(record, column) for record in group), marks.get((key, column), "")
+                tuple(_value(record, column) for record in group),
+                marks.get((key, column), ""),
+                (key, column) in worse,
             )
             for column in available
         }
@@ -288,6 +293,28 @@ def _marks(
         for key, mean in means.items():
             marks[key, column] = "best" if mean == min(means.values()) else "equal best"
     return marks
+
+
+def _worse_than_base(
+    complete: Mapping[_RowKey, Sequence[Record]], columns: Sequence[Column]
+) -> set[tuple[_RowKey, Column]]:
+    """Rows and VMSP columns whose mean over seeds is worse than that of the method ``base``."""
+    bases = [group for (method, _), group in complete.items() if method == "base"]
+    if not bases:
+        return set()
+    worse = set()
+    for column in columns:
+        better, _ = _direction(column.metric)
+        if better is None or not column.metric.startswith("vmsp_"):
+            continue
+        sign = 1 if better == "lower" else -1
+        means = {
+            key: sign * sum(_value(record, column) for record in group) / len(group)
+            for key, group in complete.items()
+        }
+        base = sign * sum(_value(record, column) for record in bases[0]) / len(bases[0])
+        worse |= {(key, column) for key, mean in means.items() if mean > base}
+    return worse
 
 
 def _direction(metric: str) -> tuple[str | None, float | None]:

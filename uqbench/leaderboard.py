@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uqbench.boards import Board, Statistic, boards
 from uqbench.errors import UsageError
 from uqbench.formatting import UNDEFINED, compact_json, printable
+from uqbench.leaderboard_columns import WORSE_THAN_BASE
 from uqbench.records import Record
 from uqbench.replacement import replacement
 from uqbench.suggestions import did_you_mean
@@ -40,6 +41,7 @@ CSV_COLUMNS = (
     "seeds_planned",
     "status",
     "mark",
+    "worse_than_base",
     "timing_valid",
     "reason",
 )
@@ -121,6 +123,7 @@ class Leaderboard:
                         "std": number.std,
                         "seeds": number.seeds,
                         "mark": number.mark,
+                        "worse_than_base": number.worse_than_base,
                         **tail,
                     }
 
@@ -199,6 +202,9 @@ class Leaderboard:
             marks: any(number.mark for _, number in shown),
             "Rows that lack seeds are not ranked and take no part in the test.": any(
                 row.status == "incomplete" for row in rows
+            ),
+            f"{WORSE_THAN_BASE}: worse than BASE, which knows nothing.": any(
+                number.worse_than_base for _, number in shown
             ),
             f"{UNDEFINED}: undefined. (n): defined on n seeds only.": any(
                 number.seeds < row.seeds for row, number in shown

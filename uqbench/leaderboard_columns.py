@@ -9,6 +9,7 @@ from typing import NamedTuple
 from uqbench.boards import Board, Column
 from uqbench.formatting import format_mean_std, format_seconds, printable, shortened
 
+WORSE_THAN_BASE = "▿"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -81,6 +82,8 @@ def metric_column(
         after = f"{separator}{std}" if std else ""
         if number.mark and star:
             after += "*"
+        if number.worse_than_base:
+            after += WORSE_THAN_BASE
         if 0 < number.seeds < row.seeds:
             after += f" ({number.seeds})"
         halves.append((mean, after, bool(number.mark)))

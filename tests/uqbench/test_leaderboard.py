@@ -306,6 +306,27 @@ def test_a_column_without_any_value_is_left_out_of_the_table():
     assert "VMSP" not in text
 
 
+def test_a_vmsp_value_that_is_worse_than_that_of_base_is_marked():
+    def vmsp(method, error, correct):
+        metrics = {"accuracy": 0.9, "nll": 1.0}
+        return record(
+            method,
+            metrics={**metrics, "vmsp_auc_error": error, "vmsp_id_correct_median": correct},
+            map_checkpoint="",
+        )
+
+    rows = [vmsp("base", 0.5, 0.02), vmsp("a", 0.4, 0.01), vmsp("b", 0.5, 0.03)]
+    text = table(rows)
+    assert "0.400▿" in text
+    assert "0.0300▿" in text
+    assert text.count("▿") == 3  # the two, and the legend
+    assert "▿: worse than BASE, which knows nothing." in text
+    assert "▿" in Leaderboard.of(rows).render("md")
+    marked = [row["metric"] for row in csv_rows(rows) if row["worse_than_base"] == "True"]
+    assert marked == ["vmsp_auc_error", "vmsp_id_correct_median"]
+    assert "▿" not in table(rows[1:])
+
+
 def test_the_legend_says_on_how_many_seeds_the_test_rests():
     def legend(seeds):
         return table(seeds_of("a", range(seeds)) + seeds_of("b", range(seeds)), width=400)
