@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -33,6 +34,11 @@ class _Group(click.Group):
             command = error.ctx.command_path if error.ctx else "uqbench"
             message = " ".join(error.format_message().split()).rstrip(".")
             _fail(f"{message}{'' if message.endswith('?') else '.'} See '{command} --help'.", 2)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of a pipe is gone; click ends quietly
+                raise
+            place = f"{error.filename}: " if error.filename else ""
+            _fail(f"{place}{error.strerror or error}", 2)
         except KeyboardInterrupt as error:
             _fail(str(error) or "Interrupted.", 130)
 

@@ -169,11 +169,17 @@ class RecordFile:
 
     def append(self, record: Record) -> None:
         """Add one line and wait until it is on the disk."""
-        self._mend()
-        with self.path.open("ab") as file:
-            file.write(encode(record).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            self._mend()
+            with self.path.open("ab") as file:
+                file.write(encode(record).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise DataError(
+                f"{self.path}: cannot be written: {error.strerror}. Finished cells are kept; the "
+                "same command runs the others."
+            ) from None
 
     def write_plan(self, keys: Iterable[str]) -> None:
         """Note which cells a command asked for, so that a part is not taken for the whole."""

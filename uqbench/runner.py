@@ -235,6 +235,8 @@ class Runner:
                 self._retried.add(cell.key)
                 return None
             return self._failure(running, "crashed", "BrokenProcessPool", str(error))
+        except Exception as error:  # such as a log that cannot be opened; the others go on
+            return self._failure(running, "failed", type(error).__name__, str(error))
 
     def _failure(self, running: _Running, status: Status, kind: str, message: str) -> Record:
         cell = running.cell

@@ -54,7 +54,8 @@ class Job:
         return self.run_dir / "checkpoints"
 
     def log_path(self, cell: Cell) -> Path:
-        problem = re.sub(r"[^\w.-]", "_", cell.problem.name)
+        # file systems limit a name's bytes, and a problem may be called after a file of any name
+        problem = re.sub(r"[^\w.-]", "_", cell.problem.name, flags=re.ASCII)[:80]
         name = f"{problem}-{cell.method}-{cell.seed}-{cell.key[:8]}.log"
         return self.run_dir / "logs" / name
 

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -294,3 +295,12 @@ def test_a_malformed_duration_is_an_error(text):
 def test_wrong_arguments_from_python_are_usage_errors(changes, message):
     with pytest.raises(UsageError, match=message):
         request(**{"methods": "map", **changes})
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "uqbench", "list", "metrics"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: No space left on device\n")

@@ -143,3 +143,17 @@ def test_the_plan_of_the_last_command_is_kept(tmp_path):
     file.write_plan(["a", "b"])
     file.write_plan(["c"])
     assert file.planned() == ["c"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_and_keeps_what_is_there(tmp_path, monkeypatch):
+    file = RecordFile(tmp_path)
+    file.append(record())
+    before = file.path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(DataError, match=r"records\.jsonl: cannot be written: No space left"):
+        file.append(record())
+    assert file.path.read_bytes().startswith(before)

@@ -113,6 +113,27 @@ def test_a_folder_with_results_of_another_recipe_is_refused_before_any_work(benc
     assert {path: path.read_bytes() for path in bench.out.rglob("*") if path.is_file()} == before
 
 
+def test_a_log_that_cannot_be_written_fails_its_cell_and_the_others_go_on(bench):
+    first = bench.run("--seeds", "1")
+    assert first.returncode == 0
+    [log, _] = sorted((bench.out / "logs").iterdir())
+    log.unlink()
+    log.mkdir()
+    done = bench.run("--seeds", "1", "--rerun", "all")
+    assert done.returncode == 1
+    assert statuses(bench) == {"failed": 1, "ok": 1}
+    assert "IsADirectoryError" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_problem_of_any_name_has_a_log(bench):
+    suite = bench.folder / "mini.toml"
+    suite.write_text(suite.read_text().replace("toy/a", "日" * 150).replace("toy/b", "b [x]|/.."))
+    done = bench.run("--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    assert len(list((bench.out / "logs").iterdir())) == 2
+
+
 def test_a_failed_cell_runs_again_only_if_asked(bench):
     arguments = ("--seeds", "2", "--set", 'probe.actions=["ok", "kill"]')
     first = bench.run(*arguments)
