@@ -169,6 +169,8 @@ def run(
 
 
 def _show_plan(execution: Execution) -> None:
+    from uqbench.formatting import counted
+
     status = {record.key: record.status for record in execution.records}
     for problem in {cell.problem.name: cell.problem for cell in execution.cells}.values():
         if problem.description:
@@ -176,7 +178,8 @@ def _show_plan(execution: Execution) -> None:
     for cell in execution.cells:
         click.echo(f"{cell}: {status.get(cell.key, 'to run')}")
     done = sum(cell.key in status for cell in execution.cells)
-    click.echo(f"{len(execution.cells)} cells, {done} with a record in {execution.run_dir}")
+    cells = counted(len(execution.cells), "cell")
+    click.echo(f"{cells}, {done} with a record in {execution.run_dir}")
 
 
 def _show_results(execution: Execution) -> None:

@@ -60,3 +60,14 @@ def test_the_target_is_part_of_what_training_depends_on():
     first = own_table_problem("t.csv", "y", table)
     other = own_table_problem("t.csv", "z", table)
     assert first.training_identity() != other.training_identity()
+
+
+def test_the_description_says_what_was_read_on_one_line(tmp_path):
+    path = tmp_path / "t.csv"
+    rows = "".join(f"{i},k{i % 2},{'cat' if i % 3 else 'dog'}\n" for i in range(12))
+    path.write_text(f'a,"b\nnote",kind\n{rows}')
+    problem = own_table_problem(path, "kind", read_table(path, "kind"))
+    assert problem.description == (
+        "classification of 'kind' (classes cat, dog) from 3 features (a, b note=k0, b note=k1), "
+        "12 rows of t.csv; MLP with 50 and 50 tanh units"
+    )
