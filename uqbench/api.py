@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uqbench.errors import UsageError
+from uqbench.formatting import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,6 +122,8 @@ def request(
 
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise UsageError(f"seeds must be a whole number, at least 1; got {seeds!r}")
+    if problems is not None and not problems:
+        raise UsageError("problems: none are named")
     if data is not None and (suite is not None or problems is not None):
         raise UsageError("give either a table of your own (--data) or --suite and --problems")
     if data is None and (target is not None or task is not None):
@@ -257,7 +260,9 @@ def _announce(
     unsuccessful = sum(there[status] for status in FAILURES)
     if unsuccessful and len(todo) == len(cells) - there.total():
         text += f". {unsuccessful} of them failed: --rerun failed tries these again"
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    own_tables = {cell.problem.description for cell in cells if cell.problem.target}
+    for line in (*own_tables, text):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _interrupted(cells: int, left: int, run_dir: Path, rerun: str | None) -> str:
@@ -267,11 +272,6 @@ def _interrupted(cells: int, left: int, run_dir: Path, rerun: str | None) -> str
     if rerun is None:
         return f"{text} The same command runs the other {left}."
     return f"{text} Cells that were not reached keep their earlier records, if they have any."
-
-
-def counted(count: int, noun: str) -> str:
-    """Return "1 cell", "2 cells"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _run_dir(out: str | Path | None, request: Request, cells: Sequence[Cell]) -> Path:
@@ -288,6 +288,8 @@ def _check_writable(out: str | Path | None) -> None:
     """Raise before any work if a folder cannot be made or written at ``out``."""
     if out is None:
         return
+    if not str(out):
+        raise UsageError("--out is empty; give a folder")
     path = Path(out).absolute()
     if path.exists() and not path.is_dir():
         raise UsageError(f"--out {out}: is a file; give a folder")

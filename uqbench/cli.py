@@ -292,6 +292,7 @@ def show(name: str, plugins: tuple[str, ...]) -> None:
 def _describe_method(name: str, method: type[Method]) -> Iterator[str]:
     import inspect
     from dataclasses import MISSING, fields
+    from typing import get_type_hints
 
     yield f"{name} ({method.__module__}.{method.__qualname__})"
     yield ""
@@ -300,10 +301,11 @@ def _describe_method(name: str, method: type[Method]) -> Iterator[str]:
     yield f"tasks: {', '.join(sorted(method.tasks))}"
     network = "the shared MAP network" if method.post_hoc else "networks that it trains itself"
     yield f"starts from: {network}"
+    types = get_type_hints(method)  # without what Annotated adds for validation
     rows = []
     for field in fields(method):
         default = field.default_factory() if field.default is MISSING else field.default
-        rows.append((f"  {field.name}", _type_text(field.type), f"default {default!r}"))
+        rows.append((f"  {field.name}", _type_text(types[field.name]), f"default {default!r}"))
     yield "settings:" if rows else "settings: none"
     yield from _columns(rows)
 
@@ -311,7 +313,7 @@ def _describe_method(name: str, method: type[Method]) -> Iterator[str]:
 def _type_text(annotation: Any) -> str:
     import inspect
 
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return inspect.formatannotation(annotation).replace("typing.", "")
 
 
 def _describe_problem(problem: Problem) -> Iterator[str]:

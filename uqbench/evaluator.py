@@ -216,7 +216,8 @@ def _global_state_restored() -> Iterator[None]:
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
-        torch.set_default_dtype(dtype)
+        if torch.get_default_dtype() is not dtype:
+            torch.set_default_dtype(dtype)  # what a method changed; uqbench itself never sets it
         torch.set_grad_enabled(grad)
         torch.set_num_threads(threads)
 

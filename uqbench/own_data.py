@@ -47,17 +47,21 @@ def own_table_problem(path: str | Path, target: str, table: Table) -> Problem:
     rows, features = table.inputs.shape
     names = shortened(", ".join(table.class_names), 60)
     classes = f" (classes {names})" if names else ""
+    recipe = default_recipe(int(rows * Problem.split[0]))
+    dtype = "float32" if large else "float64"
     return Problem(
         name=path.stem,
         dataset=f"file:{path}",
         target=target,
         task=table.task,
         network=NetworkSpec(kind="mlp", hidden=HIDDEN, activation="tanh"),
-        training=default_recipe(int(rows * Problem.split[0])),
-        dtype="float32" if large else "float64",
+        training=recipe,
+        dtype=dtype,
         description=printable(
             f"{table.task} of '{target}'{classes} from {features} features "
             f"({shortened(', '.join(table.feature_names), 120)}), {rows:,} rows of {path.name}; "
-            f"MLP with {' and '.join(map(str, HIDDEN))} tanh units"
+            f"MLP with {' and '.join(map(str, HIDDEN))} tanh units, trained in {dtype} by "
+            f"{recipe.optimizer} (lr {recipe.lr:g}, {recipe.schedule} schedule, weight decay "
+            f"{recipe.weight_decay:g}) for {recipe.epochs} epochs in batches of {recipe.batch_size}"
         ),
     )

@@ -69,5 +69,6 @@ def test_the_description_says_what_was_read_on_one_line(tmp_path):
     problem = own_table_problem(path, "kind", read_table(path, "kind"))
     assert problem.description == (
         "classification of 'kind' (classes cat, dog) from 3 features (a, b note=k0, b note=k1), "
-        "12 rows of t.csv; MLP with 50 and 50 tanh units"
+        "12 rows of t.csv; MLP with 50 and 50 tanh units, trained in float64 by adam (lr 0.01, "
+        "cosine schedule, weight decay 0.0001) for 2000 epochs in batches of 200"
     )

@@ -304,3 +304,13 @@ def test_a_full_disk_is_one_line():
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("Error: No space left on device\n")
+
+
+def test_a_run_on_ones_own_table_says_what_it_read_and_how_it_trains(cli, tmp_path):
+    table = tmp_path / "houses.csv"
+    lines = [f"{i % 7},{'xy'[i % 2]},{i * 1.5 + i % 3}" for i in range(60)]
+    table.write_text("\n".join(["rooms,kind,price", *lines]))
+    arguments = ["--methods", "map", "--data", str(table), "--target", "price", "--seeds", "1"]
+    result = cli("run", *arguments, "--quick", "--out", str(tmp_path / "run"))
+    assert "regression of 'price' from 3 features" in result.output
+    assert "60 rows of houses.csv; MLP with 50 and 50 tanh units, trained in" in result.output

@@ -620,3 +620,24 @@ def test_durations_are_written_for_people(mean, std, expected):
 def test_a_record_without_timings_shows_a_dash_for_them():
     untimed = replace(record("a", 0, 1.0), cost=Cost())
     assert re.search(r"^a .* – +–$", table([untimed]), re.MULTILINE)
+
+
+def test_overlap_of_training_splits_is_corrected_for_only_where_they_overlap():
+    """Differences 2, 2.1, 2.2: t = 2.1/(0.1 √(1/3 + r)) with r = n_test/n_train = 100 or 0.
+
+    With 2 degrees of freedom p is 0.17 for r = 100 and 0.0008 for r = 0.
+    """
+    sizes = {"train": 7, "test": 700}
+    values = {"a": [0.0, 0.0, 0.0], "b": [2.0, 2.1, 2.2]}
+
+    def found(fingerprints):
+        return marks(
+            [
+                record(method, seed, value, sizes=sizes, fingerprint=fingerprints[seed])
+                for method in values
+                for seed, value in enumerate(values[method])
+            ]
+        )
+
+    assert found(["one"] * 3) == {"a": "best", "b": "equal best"}
+    assert found(["one", "two", "three"]) == {"a": "best", "b": ""}
