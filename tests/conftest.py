@@ -8,6 +8,10 @@ from types import ModuleType
 
 import pytest
 
+# Python processes that tests start must find the installed package: in the repository's root the
+# folder uqbench/ would shadow it, without the subpackages that come from the other folders.
+os.environ["PYTHONSAFEPATH"] = "1"
+
 
 @pytest.fixture(scope="session")
 def truths() -> ModuleType:

@@ -35,6 +35,7 @@ from uqbench.records import Cost, Record, RecordFile, Status, decode
 from uqbench.worker import PROGRESS_PREFIX, Job
 
 _POLL_SECONDS = 0.2
+_JOIN_SECONDS = 10.0
 FAILURES = ("failed", "timeout", "oom", "crashed")
 """Statuses of cells that ran and have no result."""
 
@@ -126,7 +127,12 @@ class Worker:
 
     def stop(self) -> None:
         self._pool.stop()
-        self._pool.join()
+        # A Ctrl-C that falls into the notification of a queue's reader loses the next one, and the
+        # pool's scheduler then sleeps for ever. Its worker process has ended by the time that join
+        # waits for it, so nothing is lost by leaving that thread behind.
+        joining = threading.Thread(target=self._pool.join, daemon=True)
+        joining.start()
+        joining.join(_JOIN_SECONDS)
 
 
 @contextlib.contextmanager

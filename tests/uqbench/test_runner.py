@@ -3,6 +3,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 
@@ -204,6 +205,18 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(bench):
     assert len(bench.records()) == 8
 
 
+def test_a_worker_stops_although_a_wake_up_of_its_pool_was_lost(monkeypatch):
+    """Ctrl-C inside Condition.notify leaves a stale waiter in front of the real one."""
+    monkeypatch.setattr(runner, "_JOIN_SECONDS", 2.0)
+    worker = runner.Worker()
+    pid = worker.call(os.getpid)
+    stale = threading.Lock()
+    stale.acquire()
+    worker._pool._context.task_queue.not_empty._waiters.appendleft(stale)
+    worker.stop()
+    assert not psutil.pid_exists(pid)
+
+
 def kill_at_random(bench, arguments, seconds: float) -> None:
     """Start a run, kill -9 it at a random moment, and require that its workers end too."""
     before = {record.key for record in bench.records()}
@@ -234,6 +247,7 @@ def test_a_run_that_is_killed_again_and_again_loses_no_finished_cell(bench, kill
 
 SCRIPT = """
 import sys
+import threading
 import uqbench
 
 print("the script runs")
