@@ -197,7 +197,9 @@ def execute(
             try:
                 runner.run(todo, pool)
             except KeyboardInterrupt:
-                left = len(todo) - runner.finished
+                # the file, not a counter, knows whether the last record was written
+                there = {record.key for record in records.read()}
+                left = sum(cell.key not in there for cell in todo)
                 raise Interrupted(_interrupted(len(cells), left, run_dir, rerun)) from None
             return Execution(run_dir, cells, records.read())
 

@@ -190,7 +190,6 @@ class Runner:
         self.records = records
         self.timeout = timeout
         self.console = console
-        self.finished = 0
         self._waiting: deque[Cell] = deque()
         self._running: dict[Future[str], _Running] = {}
         self._retried: set[str] = set()
@@ -213,7 +212,6 @@ class Runner:
                         self._waiting.appendleft(running.cell)
                         continue
                     self.records.append(record)
-                    self.finished += 1
                     display.finished(running.cell, record, time.monotonic() - running.started)
 
     def _start(self, worker: Worker, cell: Cell) -> None:
