@@ -20,25 +20,18 @@ from torch.func import functional_call, jacrev, vmap
 
 from uqbench.context import Context
 from uqbench.data import Split, TrainingData
-from uqbench.datasets.catalogue import load_problem_data
 from uqbench.evaluator import train_map
 from uqbench.method import Task
 from uqbench.metrics import regression
 from uqbench.networks import build_network
-from uqbench.problems import all_problems
+from uqbench.problems import all_problems, problem_data
 from uqbench.registry import build_method
 from uqbench.seeds import derive_seed
 
 
 def prepare(name, dtype):
     problem = all_problems()[f"uci/{name}"]
-    arrays = load_problem_data(
-        problem.dataset,
-        task=problem.task,
-        split=problem.split,
-        seed=derive_seed(problem.name, 0, "split"),
-        standardise=True,
-    )
+    arrays = problem_data(problem, 0)
 
     def split(part):
         return Split(

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from uqbench.errors import UsageError
-from uqbench.problems import Problem, digest, load_suite, read_toml, suite_names
+from uqbench.problems import (
+    Problem,
+    defining_suites,
+    digest,
+    load_suite,
+    problem_data,
+)
 from uqbench.records import Identity
 from uqbench.registry import (
     Settings,
@@ -22,7 +27,6 @@ from uqbench.registry import (
     find_method,
     method_names,
 )
-from uqbench.seeds import derive_seed
 from uqbench.suggestions import did_you_mean
 
 MAP_VERSION = 1
@@ -82,11 +86,6 @@ class Cell:
             quick=self.quick,
             training=training,
         )
-
-    @property
-    def target(self) -> str | None:
-        """The column to predict, if the problem is somebody's own table."""
-        return self.problem.target
 
     @cached_property
     def key(self) -> str:
@@ -200,7 +199,7 @@ def _problems(request: Request) -> list[tuple[str, Problem]]:
     if request.data is not None:
         return [_own_problem(request)]
     if request.suite is None and request.problems:
-        homes = dict(_defining_suites())
+        homes = defining_suites()
         chosen = []
         for name in dict.fromkeys(request.problems):
             if name not in homes:
@@ -231,28 +230,9 @@ def _pick(suite: str, names: Sequence[str]) -> list[Problem]:
     return [problems[name] for name in dict.fromkeys(names or problems)]
 
 
-def _defining_suites() -> Iterator[tuple[str, str]]:
-    """Yield each problem that comes with uqbench, and the suite whose file defines it."""
-    for suite in suite_names():
-        path = Path(str(resources.files("uqbench.datasets"))) / "suites" / f"{suite}.toml"
-        for problem in read_toml(path).get("problems", {}):
-            yield problem, suite
-
-
 def _fingerprint(request: Request, suite: str, problem: Problem, seed: int) -> str:
-    from uqbench.datasets.catalogue import load_problem_data
-
     try:
-        data = load_problem_data(
-            problem.dataset,
-            task=problem.task,
-            split=problem.split,
-            seed=derive_seed(problem.name, seed, "split"),
-            standardise=problem.standardise,
-            held_out_classes=problem.held_out_classes,
-            root=request.data_dir,
-            target=problem.target,
-        )
+        data = problem_data(problem, seed, request.data_dir)
     except UsageError as error:
         raise UsageError(f"{_place(suite, problem)}: {error}") from None
     return data.fingerprint

@@ -28,7 +28,7 @@ from uqbench.prediction import (
     concatenate,
     require_valid,
 )
-from uqbench.problems import Problem
+from uqbench.problems import Problem, problem_data
 from uqbench.provenance import environment
 from uqbench.records import Cost, Outcome
 from uqbench.registry import build_method
@@ -67,21 +67,10 @@ def evaluate_cell(
     Raises UnsupportedError if the method does not cover the problem's task; whatever the method
     raises passes through.
     """
-    from uqbench.datasets.catalogue import load_problem_data
-
     problem, device = cell.problem, torch.device(device)
     method = build_method(cell.method, cell.settings)
     require_task(cell.method, method, problem.task)
-    arrays = load_problem_data(
-        problem.dataset,
-        task=problem.task,
-        split=problem.split,
-        seed=derive_seed(problem.name, cell.seed, "split"),
-        standardise=problem.standardise,
-        held_out_classes=problem.held_out_classes,
-        root=data_root,
-        target=cell.target,
-    )
+    arrays = problem_data(problem, cell.seed, data_root)
     dtype = getattr(torch, problem.dtype)
 
     def tensor(values: np.ndarray, kind: torch.dtype = dtype) -> Tensor:

@@ -26,14 +26,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 from pydantic import NonNegativeFloat as NonNegative
 
 from uqbench.errors import UsageError
 from uqbench.method import Task
+from uqbench.seeds import derive_seed
 from uqbench.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from uqbench.datasets.arrays import PreparedData
 
 _FORBID_UNKNOWN_KEYS = {"extra": "forbid"}
 
@@ -248,9 +252,7 @@ def load_suite(name: str) -> Suite:
             hint = did_you_mean(included, known)
             raise UsageError(f"{path}: include: no problem named '{included}'.{hint}")
         problems.append(known[included])
-    for problem, values in file.problems.items():
-        values = {"name": problem, **merged(file.shared, values)}
-        problems.append(validated(Problem, values, f'{path}: problems."{problem}"'))
+    problems += _defined(path, file)
     if not problems:
         raise UsageError(f"{path}: the suite has no problems")
     return Suite(path.stem, file.description, tuple(problems))
@@ -260,14 +262,49 @@ def all_problems(skip: str = "") -> dict[str, Problem]:
     """All problems of the suites that come with uqbench, by name, where they are defined."""
     problems: dict[str, Problem] = {}
     for name in suite_names():
-        path = _suite_path(name)
         if name == skip:
             continue
+        path = _suite_path(name)
         file = validated(_SuiteFile, read_toml(path), str(path))
-        for problem, values in file.problems.items():
-            values = {"name": problem, **merged(file.shared, values)}
-            problems[problem] = validated(Problem, values, f'{path}: problems."{problem}"')
+        problems |= {problem.name: problem for problem in _defined(path, file)}
     return problems
+
+
+def defining_suites() -> dict[str, str]:
+    """Problem -> the suite whose file defines it, for all that come with uqbench."""
+    return {
+        problem: suite
+        for suite in suite_names()
+        for problem in read_toml(_suite_path(suite)).get("problems", {})
+    }
+
+
+def _defined(path: Path, file: _SuiteFile) -> list[Problem]:
+    """The file's own problems, ``shared`` merged in."""
+    return [
+        validated(
+            Problem,
+            {"name": name, **merged(file.shared, values)},
+            f'{path}: problems."{name}"',
+        )
+        for name, values in file.problems.items()
+    ]
+
+
+def problem_data(problem: Problem, seed: int, root: str | Path | None = None) -> PreparedData:
+    """Return the problem's data for one seed; every method of that seed gets the same."""
+    from uqbench.datasets.catalogue import load_problem_data
+
+    return load_problem_data(
+        problem.dataset,
+        task=problem.task,
+        split=problem.split,
+        seed=derive_seed(problem.name, seed, "split"),
+        standardise=problem.standardise,
+        held_out_classes=problem.held_out_classes,
+        root=root,
+        target=problem.target,
+    )
 
 
 def digest(value: Any) -> str:

@@ -171,7 +171,7 @@ def test_a_table_of_ones_own_is_a_problem(tmp_path):
     rows = "\n".join(f"{i},{i * i % 17},{i % 5}.5" for i in range(60))
     path.write_text(f"a,b,price\n{rows}\n")
     [cell] = plan(Request(methods=("map",), seeds=1, data=path, target="price"))
-    assert (cell.suite, cell.problem.name, cell.target) == ("houses", "houses", "price")
+    assert (cell.suite, cell.problem.name, cell.problem.target) == ("houses", "houses", "price")
     (tmp_path / "elsewhere").mkdir()
     moved = path.rename(tmp_path / "elsewhere" / "houses.csv")
     [again] = plan(Request(methods=("map",), seeds=1, data=moved, target="price"))
