@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 from torch import Tensor, nn
 
 from uqbench.context import Context
@@ -19,17 +19,9 @@ from uqbench.method import Method, Posterior, Task
 from uqbench.networks import as_matrix, dtype_of
 from uqbench.prediction import ClassificationMoments, Prediction, RegressionPrediction
 from uqbench.problems import Problem
-from uqbench.tuning import best_on_grid
-
-Grid = Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+from uqbench.tuning import Grid, best_on_grid, log_grid
 
 SAMPLES_AT_A_TIME = 100
-
-
-def log_grid(low: float, high: float, count: int) -> tuple[float, ...]:
-    """``count`` values equally spaced on a log scale, both ends included."""
-    step = (math.log10(high) - math.log10(low)) / (count - 1)
-    return tuple(10 ** (math.log10(low) + step * k) for k in range(count))
 
 
 PAPER_GRID = log_grid(1e-2, 1e2, 10)

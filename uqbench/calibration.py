@@ -1,7 +1,8 @@
-"""Scaling a predictive variance on the validation split."""
+"""Tuning a predictive variance of y on the validation split: its scale, or its noise."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -10,6 +11,10 @@ from uqbench.context import Context
 from uqbench.data import TrainingData
 from uqbench.errors import TuningError
 from uqbench.prediction import RegressionPrediction
+from uqbench.tuning import best_on_grid, log_grid
+
+NOISE_GRID = log_grid(1e-3, 1e1, 41)
+"""Candidates of the observation noise σ on the standardised scale, ten for each factor of 10."""
 
 
 class Scalable(Protocol):
@@ -53,3 +58,34 @@ def validation_scale(targets: Tensor, prediction: RegressionPrediction) -> float
         variance.double().cpu().numpy(),
     )
     return scale
+
+
+class Noisy(Protocol):
+    """A regression posterior whose predictive variance is a functional one + ``noise_variance``."""
+
+    noise_variance: float
+    tuned: dict[str, float]
+
+    def predict(self, inputs: Tensor) -> RegressionPrediction: ...
+
+
+def tune_noise(
+    posterior: Noisy, data: TrainingData, context: Context, name: str, grid: Sequence[float]
+) -> None:
+    """Set ``posterior.noise_variance`` to σ², σ of ``grid`` with the lowest validation NLL.
+
+    name: of the grid's setting, such as ``swag.noise_grid``, for the error if no σ will do.
+    """
+    from uqbench.metrics import regression
+
+    with context.tuning(len(grid)):
+        posterior.noise_variance = 0.0
+        prediction = posterior.predict(data.validation.inputs)
+        targets = data.validation.targets.double().cpu().numpy()
+        mean = prediction.mean.double().cpu().numpy()
+        variance = prediction.variance.double().cpu().numpy()
+        noise = best_on_grid(
+            name, grid, lambda sigma: regression.nll(targets, mean, variance + sigma**2)
+        )
+        posterior.noise_variance = noise**2
+        posterior.tuned["noise"] = noise

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
 from uqbench.errors import UnsupportedError
-from uqbench.networks import as_matrix, dtype_of
+from uqbench.networks import as_matrix, dtype_of, is_tied
 
 GRAM_ROWS = 1024
 """Rows of a Gram matrix formed at a time: bounds the temporaries and keeps them in cache."""
@@ -162,11 +162,9 @@ def is_factorable(network: nn.Module, inputs: Tensor) -> bool:
     if inputs.ndim != 2:
         return False
     owners = [m for m in network.modules() if list(m.parameters(recurse=False))]
-    names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
-    tied = len(names) != len(list(network.parameters()))
     plain = all(type(module) is nn.Linear for module in owners)
     simple = not any(True for _ in network.buffers())
-    return plain and simple and not tied
+    return plain and simple and not is_tied(network)
 
 
 class FactoredJacobian(Jacobian):

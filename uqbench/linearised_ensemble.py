@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
 from uqbench.linearised import linearise
-from uqbench.method import Posterior, Task
-from uqbench.prediction import (
-    ClassificationMoments,
-    Moments,
-    Prediction,
-    RegressionPrediction,
-)
+from uqbench.method import Task
+from uqbench.sampled_posterior import SampledPosterior
 
 
-class LinearisedEnsemble(Posterior):
-    """Members f̃(θ̂ + Δ_s, x) = f(θ̂, x) + J(x)Δ_s with displacements Δ (S, p).
-
-    Regression: sample mean, and ``scale``² × the unbiased sample variance.
-    Classification: moments of the members' softmax.
-    """
+class LinearisedEnsemble(SampledPosterior):
+    """Members f̃(θ̂ + Δ_s, x) = f(θ̂, x) + J(x)Δ_s with displacements Δ (S, p)."""
 
     def __init__(
         self,
@@ -31,25 +22,16 @@ class LinearisedEnsemble(Posterior):
         scale: float = 1.0,
         tuned: Mapping[str, float] | None = None,
     ) -> None:
+        # a forward pass, and a Jacobian product of about two forward passes for each member
+        super().__init__(task, 1 + 2 * len(displacements), tuned)
         self.network = network
         self.displacements = displacements
-        self.task = task
         self.scale = scale
-        self.tuned = dict(tuned or {})
-        # a forward pass, and a Jacobian product of about two forward passes for each member
-        self.forward_passes = 1 + 2 * len(displacements)
 
     def members(self, inputs: Tensor) -> Tensor:
         """The members' outputs, (S, N, C)."""
         jacobian = linearise(self.network, inputs)
         return jacobian.outputs + jacobian.matvec(self.displacements)
 
-    def predict(self, inputs: Tensor) -> Prediction:
-        outputs = self.members(inputs)
-        if self.task is Task.CLASSIFICATION:
-            moments = ClassificationMoments()
-            moments.update(outputs)
-            return moments.prediction()
-        moments = Moments()
-        moments.update(outputs.squeeze(-1))
-        return RegressionPrediction(moments.mean, self.scale**2 * moments.variance)
+    def sampled_outputs(self, inputs: Tensor) -> Iterator[Tensor]:
+        yield self.members(inputs)

@@ -114,6 +114,12 @@ def as_matrix(outputs: Tensor) -> Tensor:
     return outputs
 
 
+def is_tied(network: nn.Module) -> bool:
+    """Whether a parameter of ``network`` is used under more than one name."""
+    names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
+    return len(names) != len(list(network.parameters()))
+
+
 def dtype_of(network: nn.Module) -> torch.dtype:
     """The dtype of the network's first parameter."""
     return next(network.parameters()).dtype

@@ -1,7 +1,7 @@
 """Training of one network or of many as one batched program.
 
-The parameters of M networks of one architecture are stacked (M, ...) and the forward pass is
-vmapped over them, so that a step costs one program instead of M; the loss is the sum of the
+The parameters of M networks of one architecture are stacked (M, ...) and run as one program
+(:mod:`uqbench.stacked`), so that a step costs one program instead of M; the loss is the sum of the
 members' mean losses, hence every member's gradient is its own. Adam and SGD act elementwise, so a
 member's trajectory is that of the network trained alone with the same seed, to rounding.
 """
@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from uqbench.context import ignore_progress
 from uqbench.data import Split
 from uqbench.errors import DivergenceError
-from uqbench.networks import ACTIVATIONS, as_matrix, isolated_randomness
+from uqbench.networks import as_matrix, isolated_randomness
 from uqbench.problems import Recipe
+from uqbench.stacked import StackedNetworks
 from uqbench.threads import threads_for
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -53,6 +53,21 @@ def train(
     return train_ensemble([network], split, recipe, loss, [seed], progress)[0]
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What the training of an ensemble may have besides the recipe. m: some of the M members.
+
+    offsets: (M, n, C), added to the members' outputs on the training rows.
+    penalty: called with the members' trainable parameters, stacks (m, ...) by name, and the slice
+    of the M members that they are; returns what is added to their losses, (m,).
+    after_epoch: called likewise at the end of each epoch, under no_grad.
+    """
+
+    offsets: Tensor | None = None
+    penalty: Callable[[Mapping[str, Tensor], slice], Tensor] | None = None
+    after_epoch: Callable[[Mapping[str, Tensor], slice], None] | None = None
+
+
 def train_ensemble(
     networks: Sequence[nn.Module],
     split: Split,
@@ -60,6 +75,7 @@ def train_ensemble(
     loss: Loss,
     seeds: Sequence[int],
     progress: Callable[[str, int, int], None] = ignore_progress,
+    extras: Extras | None = None,
 ) -> list[nn.Module]:
     """Train copies of ``networks`` from their current parameters; return them in eval mode.
 
@@ -70,11 +86,25 @@ def train_ensemble(
     Raises DivergenceError when a member's loss is no longer finite.
     """
     copies = [copy.deepcopy(network).train() for network in networks]
+    programs: list[_Single | _Stacked]
     if len(copies) > 1 and can_be_batched(copies[0]):
-        _run([_Stacked(copies)], split, recipe, loss, [list(seeds)], progress)
+        programs, parts = [_Stacked(copies)], [slice(0, len(copies))]
     else:
         programs = [_Single(network) for network in copies]
-        _run(programs, split, recipe, loss, [[seed] for seed in seeds], progress)
+        parts = [slice(m, m + 1) for m in range(len(copies))]
+    total = recipe.epochs * len(programs)
+    for index, (program, part) in enumerate(zip(programs, parts, strict=True)):
+        done = index * recipe.epochs
+        _run(
+            program,
+            part,
+            split,
+            recipe,
+            loss,
+            seeds[part],
+            lambda epoch, done=done: progress("training", done + epoch, total),
+            extras or Extras(),
+        )
     return [network.eval() for network in copies]
 
 
@@ -86,13 +116,6 @@ def can_be_batched(network: nn.Module) -> bool:
     """
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in network.modules())
     return not dropout and not any(True for _ in network.buffers())
-
-
-def is_multilayer_perceptron(network: nn.Module) -> bool:
-    """Whether ``network`` is a sequence of linear layers and elementwise activations."""
-    if type(network) is not nn.Sequential:
-        return False
-    return all(type(layer) in {nn.Linear, *ACTIVATIONS.values()} for layer in network)
 
 
 def learning_rate(recipe: Recipe, epoch: int) -> float:
@@ -127,7 +150,13 @@ class _Single:
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
-        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        self._named = {n: p for n, p in network.named_parameters() if p.requires_grad}
+        self.parameters = list(self._named.values())
+
+    @property
+    def stacks(self) -> dict[str, Tensor]:
+        """The trainable parameters by name, (1, ...)."""
+        return {name: parameter.unsqueeze(0) for name, parameter in self._named.items()}
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return as_matrix(self.network(inputs[0])).unsqueeze(0)
@@ -141,39 +170,27 @@ class _Stacked:
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         self.networks = networks
-        self._template = networks[0]
-        self._stacked, _ = stack_module_state(list(networks))
-        trainable = {name for name, p in self._template.named_parameters() if p.requires_grad}
-        for name, parameter in self._stacked.items():
-            parameter.requires_grad_(name in trainable)
-        self.parameters = [self._stacked[name] for name in self._stacked if name in trainable]
-        multilayer = is_multilayer_perceptron(self._template)
-        self._forward = self._multilayer if multilayer else vmap(self._member)
+        self._forward = StackedNetworks(networks[0])
+        by_network = [dict(network.named_parameters()) for network in networks]
+        self.stacks: dict[str, Tensor] = {}
+        self._frozen: dict[str, Tensor] = {}
+        for name, parameter in by_network[0].items():
+            stack = torch.stack([named[name].detach() for named in by_network])
+            if parameter.requires_grad:
+                self.stacks[name] = stack.requires_grad_()
+            else:
+                self._frozen[name] = stack
+        self.parameters = list(self.stacks.values())
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return self._forward(self._stacked, inputs)
+        return self._forward(self.stacks | self._frozen, inputs, shared=False)
 
-    def _member(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        return as_matrix(functional_call(self._template, parameters, (inputs,)))
-
-    def _multilayer(self, parameters: dict[str, Tensor], values: Tensor) -> Tensor:
-        """The members' forward passes as batched matrix products, which cost less than vmap's."""
-        for name, module in self._template.named_children():
-            if isinstance(module, nn.Linear):
-                weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
-                if bias is None:
-                    values = torch.bmm(values, weight.mT)
-                else:
-                    values = torch.baddbmm(bias.unsqueeze(1), values, weight.mT)
-            else:
-                values = module(values)
-        return values
-
+    @torch.no_grad()
     def finish(self) -> None:
-        with torch.no_grad():
-            for m, network in enumerate(self.networks):
-                for name, parameter in network.named_parameters():
-                    parameter.copy_(self._stacked[name][m])
+        for m, network in enumerate(self.networks):
+            for name, parameter in network.named_parameters():
+                if name in self.stacks:
+                    parameter.copy_(self.stacks[name][m])
 
 
 class _Optimizer:
@@ -225,19 +242,30 @@ class _Optimizer:
             )
 
 
-def _epochs(split: Split, recipe: Recipe, seeds: Sequence[int]) -> Iterator[list]:
-    """Yield the batches of each epoch: [(inputs (M, B, ...), targets (M, B)), ...]."""
+def _epochs(
+    split: Split, recipe: Recipe, seeds: Sequence[int], offsets: Tensor | None
+) -> Iterator[list]:
+    """Yield each epoch's batches: [(inputs (M, B, ...), targets (M, B), offsets (M, B, C)), ...].
+
+    ``offsets`` (M, n, C) may be None, and then are.
+    """
     members = len(seeds)
     bounds = batch_bounds(len(split), recipe.batch_size)
     generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
     inputs = split.inputs.expand(members, *split.inputs.shape)
     targets = split.targets.expand(members, *split.targets.shape)
+    added = offsets
+    each = torch.arange(members, device=split.inputs.device).unsqueeze(1)
     for _ in range(recipe.epochs):
         if len(bounds) > 1:
             orders = [torch.randperm(len(split), generator=g) for g in generators]
             order = torch.stack(orders).to(split.inputs.device)
             inputs, targets = split.inputs[order], split.targets[order]
-        yield [(inputs[:, a:b], targets[:, a:b]) for a, b in bounds]
+            added = None if offsets is None else offsets[each, order]
+        yield [
+            (inputs[:, a:b], targets[:, a:b], None if added is None else added[:, a:b])
+            for a, b in bounds
+        ]
 
 
 def _activations(rows: int, parameters: Sequence[Tensor]) -> int:
@@ -247,31 +275,39 @@ def _activations(rows: int, parameters: Sequence[Tensor]) -> int:
 
 @torch.enable_grad()
 def _run(
-    programs: Sequence[_Single | _Stacked],
+    program: _Single | _Stacked,
+    members: slice,
     split: Split,
     recipe: Recipe,
     loss: Loss,
-    seeds: Sequence[Sequence[int]],
-    progress: Callable[[str, int, int], None],
+    seeds: Sequence[int],
+    progress: Callable[[int], None],
+    extras: Extras,
 ) -> None:
-    total = recipe.epochs * len(programs)
-    for index, (program, members) in enumerate(zip(programs, seeds, strict=True)):
-        optimizer = _Optimizer(program.parameters, recipe)
-        rows = min(recipe.batch_size or len(split), len(split))
-        with (
-            isolated_randomness(members[0] % 2**63),
-            threads_for(_activations(rows, program.parameters)),
-        ):
-            for epoch, batches in enumerate(_epochs(split, recipe, members)):
-                lr = learning_rate(recipe, epoch)
-                for inputs, targets in batches:
-                    losses = loss(program(inputs), targets)
-                    gradients = torch.autograd.grad(losses.sum(), program.parameters)
-                    optimizer.step(gradients, lr)
-                if not math.isfinite(losses.sum().item()):
-                    raise DivergenceError(
-                        f"the training loss is not finite after epoch {epoch + 1} "
-                        f"({recipe.optimizer}, lr {recipe.lr:g}); a smaller lr may help"
-                    )
-                progress("training", index * recipe.epochs + epoch + 1, total)
-        program.finish()
+    """Train the program that holds ``members`` of the ensemble."""
+    optimizer = _Optimizer(program.parameters, recipe)
+    rows = min(recipe.batch_size or len(split), len(split))
+    offsets = None if extras.offsets is None else extras.offsets[members]
+    with (
+        isolated_randomness(seeds[0] % 2**63),
+        threads_for(_activations(rows, program.parameters)),
+    ):
+        for epoch, batches in enumerate(_epochs(split, recipe, seeds, offsets)):
+            lr = learning_rate(recipe, epoch)
+            for inputs, targets, added in batches:
+                outputs = program(inputs)
+                losses = loss(outputs if added is None else outputs + added, targets)
+                if extras.penalty is not None:
+                    losses = losses + extras.penalty(program.stacks, members)
+                gradients = torch.autograd.grad(losses.sum(), program.parameters)
+                optimizer.step(gradients, lr)
+            if not math.isfinite(losses.sum().item()):
+                raise DivergenceError(
+                    f"the training loss is not finite after epoch {epoch + 1} "
+                    f"({recipe.optimizer}, lr {recipe.lr:g}); a smaller lr may help"
+                )
+            if extras.after_epoch is not None:
+                with torch.no_grad():
+                    extras.after_epoch(program.stacks, members)
+            progress(epoch + 1)
+    program.finish()

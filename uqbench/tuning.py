@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat
 
 from uqbench.errors import TuningError
+
+Grid = Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+"""The type of a setting that holds candidates for tuning."""
+
+
+def log_grid(low: float, high: float, count: int) -> tuple[float, ...]:
+    """``count`` values equally spaced on a log scale, both ends included."""
+    step = (math.log10(high) - math.log10(low)) / (count - 1)
+    return tuple(10 ** (math.log10(low) + step * k) for k in range(count))
 
 
 def best_on_grid(name: str, grid: Sequence[float], score: Callable[[float], float]) -> float:

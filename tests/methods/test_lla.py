@@ -19,9 +19,9 @@ from uqbench.laplace_covariance import (
 from uqbench.laplace_kronecker import KroneckerCovariance
 from uqbench.linearised import linearise
 from uqbench.method import Task
-from uqbench.methods.lla import LinearisedLaplace, log_grid, with_last_layer_trainable
+from uqbench.methods.lla import LinearisedLaplace, with_last_layer_trainable
 from uqbench.metrics import regression
-from uqbench.tuning import best_on_grid
+from uqbench.tuning import best_on_grid, log_grid
 
 
 def covariance_of(kind, network, data, prior, noise=1.0, at=None):

@@ -1,0 +1,101 @@
+"""Networks of one architecture with different parameters, run as one program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from uqbench.networks import ACTIVATIONS, as_matrix, is_tied
+
+CHUNK_BYTES = 2**26
+"""Size of the activations of the networks that run at once."""
+
+State = Mapping[str, Tensor]
+"""Parameters and buffers by name, each with a leading axis of M networks."""
+
+
+def is_multilayer_perceptron(network: nn.Module) -> bool:
+    """Whether ``network`` is a sequence of distinct linear layers and elementwise activations."""
+    if type(network) is not nn.Sequential or is_tied(network):
+        return False
+    return all(type(layer) in {nn.Linear, *ACTIVATIONS.values()} for layer in network)
+
+
+class StackedNetworks:
+    """The forward passes of M networks that share ``template``'s architecture and mode.
+
+    What the state leaves out (frozen parameters, buffers) is the template's own. Multilayer
+    perceptrons run as batched matrix products, which cost less than the general ``vmap``.
+    """
+
+    def __init__(self, template: nn.Module) -> None:
+        self.template = template
+        self._multilayer = is_multilayer_perceptron(template)
+
+    def __call__(self, state: State, inputs: Tensor, shared: bool = True) -> Tensor:
+        """Return the outputs (M, B, C).
+
+        inputs: (B, ...), the same for all networks, or, if not ``shared``, (M, B, ...).
+        """
+        if self._multilayer:
+            return self._products(state, inputs)
+        return vmap(self._single, (0, None if shared else 0))(dict(state), inputs)
+
+    def _single(self, state: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        return as_matrix(functional_call(self.template, state, (inputs,)))
+
+    def _products(self, state: State, values: Tensor) -> Tensor:
+        members = len(next(iter(state.values())))
+        values = values.expand(members, *values.shape[-2:])
+        for name, module in self.template.named_children():
+            if not isinstance(module, nn.Linear):
+                values = module(values)
+                continue
+            weight = state.get(f"{name}.weight", module.weight).expand(
+                members, *module.weight.shape
+            )
+            if module.bias is None:
+                values = torch.bmm(values, weight.mT)
+            else:
+                bias = state.get(f"{name}.bias", module.bias).expand(members, -1)
+                values = torch.baddbmm(bias.unsqueeze(1), values, weight.mT)
+        return values
+
+
+def unflattened(network: nn.Module, vectors: Tensor) -> dict[str, Tensor]:
+    """Split parameter vectors (M, p) into the trainable parameters' stacks, by name."""
+    parameters = {n: p for n, p in network.named_parameters() if p.requires_grad}
+    parts = vectors.split([p.numel() for p in parameters.values()], dim=1)
+    named = zip(parameters.items(), parts, strict=True)
+    return {name: part.view(len(vectors), *p.shape) for (name, p), part in named}
+
+
+def flattened(state: Mapping[str, Tensor]) -> Tensor:
+    """The inverse of :func:`unflattened`: stacks (M, ...) by name to vectors (M, p)."""
+    return torch.cat([stack.flatten(1) for stack in state.values()], 1)
+
+
+def members_at_a_time(network: nn.Module, inputs: Tensor) -> int:
+    """How many networks can run on ``inputs`` (B, ...) at once in CHUNK_BYTES of activations."""
+    units = _activations_per_row(network, inputs[:1])
+    return max(CHUNK_BYTES // max(units * len(inputs) * inputs.element_size(), 1), 1)
+
+
+@torch.no_grad()
+def _activations_per_row(network: nn.Module, row: Tensor) -> int:
+    counts: list[int] = []
+
+    def count(module: nn.Module, arguments: Sequence[Tensor], output: Tensor) -> None:
+        counts.append(output.numel() if isinstance(output, Tensor) else 0)
+
+    leaves = [module for module in network.modules() if not list(module.children())]
+    handles = [module.register_forward_hook(count) for module in leaves]
+    try:
+        network(row)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sum(counts)
