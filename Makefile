@@ -19,7 +19,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 
 # The package is built into a wheel and installed, not linked: what is tested is what users get.
-$(VENV)/installed: pyproject.toml $(wildcard uqbench/*.py methods/*.py metrics/*.py datasets/*.py datasets/suites/*.toml)
+$(VENV)/installed: pyproject.toml $(wildcard uqbench/*.py uqbench/*/*.py methods/*.py metrics/*.py datasets/*.py datasets/suites/*.toml)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet ".[dev]"
 	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall .

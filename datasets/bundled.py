@@ -10,6 +10,7 @@ from uqbench.method import Task
 TOY_TRAINING_POINTS = 20
 TOY_TEST_POINTS = 200
 TOY_NOISE_STD = 3.0
+TOY_DOMAIN = (-6.0, 6.0)
 
 
 def load_diabetes() -> Table:
@@ -43,6 +44,11 @@ def load_digits() -> Table:
     )
 
 
+def cubic(x: np.ndarray) -> np.ndarray:
+    """The toy problem's function, without noise."""
+    return x**3
+
+
 def toy_cubic(seed: int) -> PreparedData:
     """Figure 1 of the NUQLS paper: y = x^3 + N(0, 3^2), as it is (not standardised).
 
@@ -55,11 +61,11 @@ def toy_cubic(seed: int) -> PreparedData:
         return random.uniform(2, 4, points) * random.choice([-1.0, 1.0], points)
 
     def noisy_cubes(x: np.ndarray) -> Arrays:
-        return Arrays(x[:, None], x**3 + TOY_NOISE_STD * random.standard_normal(len(x)))
+        return Arrays(x[:, None], cubic(x) + TOY_NOISE_STD * random.standard_normal(len(x)))
 
     train = noisy_cubes(two_sided(TOY_TRAINING_POINTS))
     validation = noisy_cubes(two_sided(TOY_TRAINING_POINTS))
-    test = noisy_cubes(random.uniform(-6, 6, TOY_TEST_POINTS))
+    test = noisy_cubes(random.uniform(*TOY_DOMAIN, TOY_TEST_POINTS))
     parts = [array for part in (train, validation, test) for array in (part.inputs, part.targets)]
     return PreparedData(
         task=Task.REGRESSION,

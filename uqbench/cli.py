@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from uqbench.errors import UQBenchError
+from uqbench.plots import KINDS
 
 if TYPE_CHECKING:
     from uqbench.api import Execution
@@ -370,6 +371,26 @@ def _warn_of_missing_cells(run: str) -> None:
     if missing:
         text = f"{run}: {missing} of the {len(planned)} cells that were asked for have not run yet"
         click.echo(f"{text}; this is a part of the result.", err=True)
+
+
+@main.command()
+@click.argument("run_dir", metavar="RUN")
+@click.option("--kind", type=click.Choice(KINDS), required=True, help="What to draw.")
+@_text_option("--out", metavar="FILE", help="A .png, .svg or .pdf file (default: RUN/KIND.png).")
+@_text_option("--problem", metavar="NAME", help="Which one, where several can be drawn.")
+@click.option("--seed", type=click.IntRange(min=0), help="Which one (default: the lowest).")
+def plot(run_dir: str, kind: str, out: str | None, problem: str | None, seed: int | None) -> None:
+    """Draw a picture of a run.
+
+    toy: mean ± 3σ of every method on a regression with one feature.
+    """
+    from pathlib import Path
+
+    from uqbench.results import Results
+
+    out = out or str(Path(run_dir) / f"{kind}.png")
+    Results.load([run_dir]).plot(kind, out, problem=problem, seed=seed)
+    click.echo(f"Picture: {out}", err=True)
 
 
 @main.group()

@@ -32,6 +32,12 @@ from uqbench.problems import Problem, problem_data
 from uqbench.provenance import environment
 from uqbench.records import Cost, Outcome
 from uqbench.registry import build_method
+from uqbench.saved_predictions import (
+    ClassificationSummary,
+    Points,
+    RegressionMoments,
+    SavedPredictions,
+)
 from uqbench.seeds import derive_seed
 from uqbench.timing import Stopwatch, median_seconds
 from uqbench.training import cross_entropy, squared_error, train
@@ -61,9 +67,11 @@ def evaluate_cell(
     data_root: Path | None = None,
     cache_dir: Path = Path("checkpoints"),
     progress: Callable[[str, int, int], None] = ignore_progress,
+    keep: Callable[[SavedPredictions], None] | None = None,
 ) -> tuple[Outcome, Cost, dict[str, Any]]:
     """Run one cell and return what it measured, what it cost, and where it ran.
 
+    keep: called with the predictions once all else has succeeded.
     Raises UnsupportedError if the method does not cover the problem's task; whatever the method
     raises passes through.
     """
@@ -103,7 +111,7 @@ def evaluate_cell(
             device,
         )
     context = Context(device, dtype, derive_seed(problem.name, cell.seed, "method"), progress)
-    outcome, cost = evaluate_method(method, problem, network, data, context, map_seconds)
+    outcome, cost = evaluate_method(method, problem, network, data, context, map_seconds, keep)
     return (
         Outcome(**{**vars(outcome), "class_names": arrays.class_names}),
         cost,
@@ -138,9 +146,11 @@ def evaluate_method(
     data: EvaluationData,
     context: Context,
     map_seconds: float = 0.0,
+    keep: Callable[[SavedPredictions], None] | None = None,
 ) -> tuple[Outcome, Cost]:
     """Fit the method, predict and time the test split, and compute all metrics.
 
+    keep: called with the predictions once all else has succeeded.
     Raises ContractError if the method returns what it must not.
     """
     device = context.device
@@ -190,6 +200,8 @@ def evaluate_method(
         device=str(device),
         threads=torch.get_num_threads(),
     )
+    if keep is not None:
+        keep(_saved(data, test, ood))
     return outcome, cost
 
 
@@ -259,6 +271,34 @@ def measure(
             **vmsp_ood_metrics(id_correct, vmsp(outside.probabilities, outside.variance)),
         }
     return metrics, by_set
+
+
+def _saved(
+    data: EvaluationData, test: Prediction, ood: Mapping[str, Prediction]
+) -> SavedPredictions:
+    """Return what a run keeps of the predictions; of the data, only what a curve is drawn with."""
+    regression = data.fit.task is Task.REGRESSION
+    curve = {}
+    if regression and data.test.inputs.shape[1:] == (1,):
+        curve = {
+            "inputs": _array(data.test.inputs),
+            "train_inputs": _array(data.fit.train.inputs),
+            "train_targets": _array(data.fit.train.targets),
+        }
+    targets = _array(data.test.targets)
+    return SavedPredictions(
+        targets=targets if regression else targets.astype(np.int32),
+        test=_points(test),
+        ood={name: _points(prediction) for name, prediction in ood.items()},
+        **curve,
+    )
+
+
+def _points(prediction: Prediction) -> Points:
+    if isinstance(prediction, RegressionPrediction):
+        return RegressionMoments(_array(prediction.mean), _array(prediction.variance))
+    arrays = _ClassificationArrays(prediction)
+    return ClassificationSummary.of(arrays.probabilities, arrays.variance, arrays.logit_variance)
 
 
 class _ClassificationArrays:

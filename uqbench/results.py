@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uqbench.errors import UsageError
+from uqbench.errors import DataError, UsageError
 from uqbench.leaderboard import Leaderboard
 from uqbench.records import Cost, Record, RecordFile
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
+
+    from uqbench.saved_predictions import SavedPredictions
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,11 @@ class Results:
     """What ``uqbench.run`` returns.
 
     records: one per cell, the newest of each.
+    folders: record's key -> folder of the run that it was read from.
     """
 
     records: tuple[Record, ...] = field(repr=False)
+    folders: Mapping[str, Path] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "records", tuple(self.records))
@@ -36,6 +41,7 @@ class Results:
         """
         folders = [runs] if isinstance(runs, str | Path) else list(runs)
         records: dict[str, Record] = {}
+        homes: dict[str, Path] = {}
         for folder in folders:
             file = RecordFile(folder)
             if not file.path.is_file():
@@ -43,8 +49,10 @@ class Results:
                     f"{folder}: no run here (there is no {file.path.name}). Name the folder that "
                     "'uqbench run' wrote to."
                 )
-            records.update((record.key, record) for record in file.read())
-        return cls(tuple(records.values()))
+            found = {record.key: record for record in file.read()}
+            records |= found
+            homes |= dict.fromkeys(found, Path(folder))
+        return cls(tuple(records.values()), homes)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -80,6 +88,44 @@ class Results:
         from rich.console import Console
 
         Console().print(Leaderboard.of(self.records))
+
+    def predictions(self, record: Record) -> SavedPredictions:
+        """Return what the run kept of a finished cell's predictions.
+
+        Raises :class:`DataError` if the cell has no result or the file is missing or damaged.
+        """
+        from uqbench.saved_predictions import predictions_path, read_predictions
+
+        cell = f"{record.identity.problem} {record.identity.method} seed {record.identity.seed}"
+        if record.status != "ok":
+            raise DataError(f"{cell}: no predictions, the cell has no result ({record.status})")
+        if record.key not in self.folders:
+            raise DataError(f"{cell}: no predictions, the record was not read from a run's folder")
+        return read_predictions(predictions_path(self.folders[record.key], record.key))
+
+    def plot(
+        self,
+        kind: str,
+        out: str | Path | None = None,
+        *,
+        problem: str | None = None,
+        seed: int | None = None,
+    ) -> Figure:
+        """Return a picture as a matplotlib figure; with ``out``, write it to that file as well.
+
+        kind: ``toy``, mean ± 3σ of every method on a regression with one feature.
+        out: a PNG, SVG or PDF file, by its suffix.
+        problem: which one, where several can be drawn. seed: which one (default: the lowest).
+        Raises UsageError if there is nothing to draw, DataError if predictions are missing.
+        """
+        from uqbench import plots
+
+        if out is not None:
+            plots.check_suffix(out)
+        figure = plots.draw(kind, self, problem, seed)
+        if out is not None:
+            plots.write(figure, out)
+        return figure
 
 
 _IDENTITY = ("suite", "problem", "method", "settings", "seed", "quick", "status", "error")

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +184,7 @@ def run_cell(cell: Cell, job: Job) -> str:
 def _evaluated(cell: Cell, job: Job, unfinished: Record) -> Record:
     load_plugins(job.plugins)
     from uqbench.evaluator import evaluate_cell
+    from uqbench.saved_predictions import predictions_path, write_predictions
 
     outcome, cost, provenance = evaluate_cell(
         cell,
@@ -190,6 +192,7 @@ def _evaluated(cell: Cell, job: Job, unfinished: Record) -> Record:
         data_root=job.data_root,
         cache_dir=job.cache_dir,
         progress=_progress_reporter(),
+        keep=partial(write_predictions, predictions_path(job.run_dir, cell.key)),
     )
     return replace(
         unfinished,

@@ -45,7 +45,7 @@ class OtherProbe(Probe):
     pass
 
 
-def evaluate_cell(cell, *, device, data_root, cache_dir, progress):
+def evaluate_cell(cell, *, device, data_root, cache_dir, progress, keep):
     print("hello from", cell, "with", os.environ.get("OMP_NUM_THREADS"), "threads")
     os.write(2, b"a C library's complaint\\n")
     progress("sleeping", 0, 1)

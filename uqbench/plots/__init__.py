@@ -1,0 +1,55 @@
+"""Pictures of a run: one module per kind, imported when a picture of that kind is drawn.
+
+Each has a function ``figure(results, problem, seed)`` that returns a matplotlib Figure; a kind is a
+name in ``KINDS`` and a module of that name (``_`` for ``-``).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from uqbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from uqbench.results import Results
+
+KINDS = ("toy",)
+SUFFIXES = (".png", ".svg", ".pdf")
+
+_DOTS_PER_INCH = 200
+
+
+def draw(
+    kind: str, results: Results, problem: str | None = None, seed: int | None = None
+) -> Figure:
+    """Return the picture of a kind; see :meth:`uqbench.Results.plot`."""
+    if kind not in KINDS:
+        from uqbench.suggestions import did_you_mean
+
+        raise UsageError(f"no kind of picture named '{kind}'.{did_you_mean(kind, KINDS)}")
+    return import_module(f"{__name__}.{kind.replace('-', '_')}").figure(results, problem, seed)
+
+
+def check_suffix(path: str | Path) -> None:
+    """Raise UsageError unless the file's suffix says what to write."""
+    suffix = Path(path).suffix
+    if suffix.lower() not in SUFFIXES:
+        wanted = ", ".join(SUFFIXES)
+        raise UsageError(f"{path}: unknown suffix '{suffix}' for a picture; use {wanted}.")
+
+
+def write(figure: Figure, path: str | Path) -> None:
+    """Write a picture to a file of one of ``SUFFIXES``; it is whole or unchanged at any time."""
+    from uqbench.replacement import replacement
+
+    check_suffix(path)
+    path = Path(path)
+    try:
+        with replacement(path) as file:
+            figure.savefig(file, format=path.suffix.lower().lstrip("."), dpi=_DOTS_PER_INCH)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
