@@ -34,6 +34,7 @@ from uqbench.records import Cost, Outcome
 from uqbench.registry import build_method
 from uqbench.saved_predictions import (
     ClassificationSummary,
+    Curve,
     Points,
     RegressionMoments,
     SavedPredictions,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from uqbench.cells import Cell
 
 PREDICT_REPEATS = 3
+CURVE_POINTS = 301
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ def evaluate_method(
             lambda: concatenate(predict(data.test.inputs)), device, PREDICT_REPEATS
         )
         ood = {name: checked(inputs) for name, inputs in data.ood.items()}
+        curve = _curve(data, predict) if keep is not None else None
     metrics, ood_metrics = measure(data, test, ood)
     outcome = Outcome(
         metrics=metrics,
@@ -201,7 +204,7 @@ def evaluate_method(
         threads=torch.get_num_threads(),
     )
     if keep is not None:
-        keep(_saved(data, test, ood))
+        keep(_saved(data, test, ood, curve))
     return outcome, cost
 
 
@@ -273,24 +276,41 @@ def measure(
     return metrics, by_set
 
 
+def _curve(
+    data: EvaluationData, predict: Callable[[Tensor], list[RegressionPrediction]]
+) -> Curve | None:
+    """Predict a regression on one feature over the range of its data; None for other problems."""
+    if data.fit.task is not Task.REGRESSION or data.test.inputs.shape[1:] != (1,):
+        return None
+    train, test = data.fit.train.inputs, data.test.inputs
+    seen = torch.cat([train, data.fit.validation.inputs, test])
+    inputs = torch.linspace(
+        seen.min().item(), seen.max().item(), CURVE_POINTS, dtype=seen.dtype, device=seen.device
+    )
+    prediction = concatenate(predict(inputs[:, None]))
+    return Curve(
+        inputs=_array(inputs),
+        mean=_array(prediction.mean),
+        variance=_array(prediction.variance),
+        train_inputs=_array(train[:, 0]),
+        train_targets=_array(data.fit.train.targets),
+        test_inputs=_array(test[:, 0]),
+    )
+
+
 def _saved(
-    data: EvaluationData, test: Prediction, ood: Mapping[str, Prediction]
+    data: EvaluationData,
+    test: Prediction,
+    ood: Mapping[str, Prediction],
+    curve: Curve | None,
 ) -> SavedPredictions:
-    """Return what a run keeps of the predictions; of the data, only what a curve is drawn with."""
-    regression = data.fit.task is Task.REGRESSION
-    curve = {}
-    if regression and data.test.inputs.shape[1:] == (1,):
-        curve = {
-            "inputs": _array(data.test.inputs),
-            "train_inputs": _array(data.fit.train.inputs),
-            "train_targets": _array(data.fit.train.targets),
-        }
+    """Return what a run keeps of the predictions."""
     targets = _array(data.test.targets)
     return SavedPredictions(
-        targets=targets if regression else targets.astype(np.int32),
+        targets=targets if data.fit.task is Task.REGRESSION else targets.astype(np.int32),
         test=_points(test),
         ood={name: _points(prediction) for name, prediction in ood.items()},
-        **curve,
+        curve=curve,
     )
 
 

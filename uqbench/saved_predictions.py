@@ -15,15 +15,12 @@ classification
 ``entropy``         (N,)       float32; of the mean probabilities, in nats
 ``vmsp``            (N,)       float64; variance over samples of the predicted class's probability
 ``logit_variance``  (N,)       float32; variance over samples of the logits, summed over classes
-one feature only, regression
-``inputs``          (N, 1)     float64; the test split's
-``train_inputs``    (n, 1)     float64; the training split's
-``train_targets``   (n,)       float64
 ==================  =========  ====================================================================
 
 ``vmsp`` and ``logit_variance`` are NaN for fewer than two samples. The predictions on an OoD set
-have the same names after ``ood:SET:``, like ``ood:held-out:confidence``. A file is whole or absent;
-running the cell again replaces it.
+have the same names after ``ood:SET:``, like ``ood:held-out:confidence``. A regression on one
+feature has all that :class:`Curve` lists, after ``curve:``. A file is whole or absent; running the
+cell again replaces it.
 """
 
 from __future__ import annotations
@@ -31,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -40,6 +38,7 @@ from uqbench.errors import DataError
 from uqbench.replacement import replacement
 
 Floats = NDArray[np.float64]
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,23 +84,37 @@ Points = RegressionMoments | ClassificationSummary
 
 
 @dataclass(frozen=True, eq=False)
+class Curve:
+    """A regression on one feature, to be drawn; float64.
+
+    inputs: (G,), evenly spaced over the range of all splits, with their predictive mean and
+    variance, (G,) each. train_inputs, train_targets: (n,). test_inputs: (N,).
+    """
+
+    inputs: Floats
+    mean: Floats
+    variance: Floats
+    train_inputs: Floats
+    train_targets: Floats
+    test_inputs: Floats
+
+
+@dataclass(frozen=True, eq=False)
 class SavedPredictions:
     """The predictions of one cell.
 
     targets: (N,), of the test split. test: predictions on it. ood: OoD set -> predictions on it.
-    inputs, train_inputs, train_targets: None unless it is a regression on one feature.
+    curve: None unless it is a regression on one feature.
     """
 
     targets: NDArray
     test: Points
     ood: Mapping[str, Points] = field(default_factory=dict)
-    inputs: Floats | None = None
-    train_inputs: Floats | None = None
-    train_targets: Floats | None = None
+    curve: Curve | None = None
 
 
-_OPTIONAL = ("inputs", "train_inputs", "train_targets")
-_OOD = "ood"
+_OOD = "ood:"
+_CURVE = "curve:"
 _AGAIN = "Run the same command with --rerun all to make it again."
 
 
@@ -114,10 +127,9 @@ def write_predictions(path: Path, predictions: SavedPredictions) -> None:
     """Write the file, which is whole or unchanged at any time. Raises OSError."""
     arrays = {"targets": predictions.targets, **vars(predictions.test)}
     for name, points in predictions.ood.items():
-        arrays |= {f"{_OOD}:{name}:{part}": values for part, values in vars(points).items()}
-    for name in _OPTIONAL:
-        if (values := getattr(predictions, name)) is not None:
-            arrays[name] = values
+        arrays |= {f"{_OOD}{name}:{part}": values for part, values in vars(points).items()}
+    if predictions.curve is not None:
+        arrays |= {f"{_CURVE}{part}": values for part, values in vars(predictions.curve).items()}
     with replacement(path) as file:
         np.savez(file, **arrays)
 
@@ -139,18 +151,14 @@ def read_predictions(path: Path) -> SavedPredictions:
 
 def _parsed(arrays: Mapping[str, NDArray]) -> SavedPredictions:
     kind = RegressionMoments if "mean" in arrays else ClassificationSummary
-    sets = {}
-    for name in arrays:
-        if name.startswith(f"{_OOD}:"):
-            prefix, _ = name.rsplit(":", 1)
-            sets[prefix.removeprefix(f"{_OOD}:")] = _points(kind, arrays, f"{prefix}:")
+    ood_sets = {name.rsplit(":", 1)[0] for name in arrays if name.startswith(_OOD)}
     return SavedPredictions(
         targets=arrays["targets"],
-        test=_points(kind, arrays),
-        ood=sets,
-        **{name: arrays.get(name) for name in _OPTIONAL},
+        test=_part(kind, arrays),
+        ood={s.removeprefix(_OOD): _part(kind, arrays, f"{s}:") for s in sorted(ood_sets)},
+        curve=_part(Curve, arrays, _CURVE) if f"{_CURVE}inputs" in arrays else None,
     )
 
 
-def _points(kind: type[Points], arrays: Mapping[str, NDArray], prefix: str = "") -> Points:
+def _part(kind: type[P], arrays: Mapping[str, NDArray], prefix: str = "") -> P:
     return kind(**{part.name: arrays[f"{prefix}{part.name}"] for part in fields(kind)})

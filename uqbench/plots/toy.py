@@ -1,7 +1,6 @@
 """Mean ± 3σ of every method on a regression with one feature: Figures 1 and 4 of the NUQLS paper.
 
-The curves go through the predictions on the test split, in the order of its inputs: what is drawn
-is what the metrics judge. σ is the square root of the predictive variance of y.
+σ is the square root of the predictive variance of y, as the method predicts it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from uqbench.boards import Board, Row, boards
 from uqbench.errors import DataError, UsageError
 from uqbench.formatting import compact_json, printable
 from uqbench.records import Identity, Record
-from uqbench.saved_predictions import SavedPredictions
+from uqbench.saved_predictions import Curve
 from uqbench.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -31,16 +30,17 @@ _MEAN, _BAND, _POINTS, _TRUTH = "#0072B2", "#009E73", "#D55E00", "black"
 _PANEL_INCHES = (3.2, 2.5)
 _TITLE_CHARACTERS = 38
 _MARGIN = 0.15
+_TRUTH_POINTS = 200
 _FAR = 10
 """Curves are cut at this many heights of a panel beyond it; renderers fail at huge coordinates."""
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """title: the method. predictions: of its cell; where there are none, ``reason`` says why."""
+    """title: the method. curve: what it predicts; where there is none, ``reason`` says why."""
 
     title: str
-    predictions: SavedPredictions | None = None
+    curve: Curve | None = None
     reason: str = ""
 
 
@@ -67,35 +67,35 @@ def figure(results: Results, problem: str | None = None, seed: int | None = None
         raise UsageError(f"{board.problem}: no seed {seed} in these results; there is {there}")
     records = [record for record in _records(results, board) if record.identity.seed == seed]
     panels = _panels(results, board, records, seed)
-    drawn = [panel.predictions for panel in panels if panel.predictions is not None]
-    if not drawn:
+    curves = [panel.curve for panel in panels if panel.curve is not None]
+    if not curves:
         raise UsageError(f"{board.problem}: no method has a result with seed {seed}")
     identity = records[0].identity
     truth = _truth(identity)
-    x_limits, y_limits = _limits(drawn, truth)
+    x_limits, y_limits = _limits(curves, truth)
 
     columns = len(panels) if len(panels) < 4 else math.ceil(math.sqrt(len(panels)))
     rows = math.ceil(len(panels) / columns)
     width, height = _PANEL_INCHES
     picture = Figure(figsize=(width * columns + 0.4, height * rows + 0.9), layout="constrained")
-    grid = picture.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    grid = picture.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    grid[0].set(xlim=x_limits, ylim=y_limits)
     for axes, panel in zip(grid, panels, strict=False):
-        _draw(axes, panel, truth, x_limits, y_limits)
-    for position in range(len(panels), rows * columns):
-        grid[position].remove()
-        grid[position - columns].xaxis.set_tick_params(labelbottom=True)
-    axes_with_legend = next(a for a in picture.axes if a.get_legend_handles_labels()[0])
-    picture.legend(
-        *axes_with_legend.get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=4 if columns > 1 else 2,
-        frameon=False,
-    )
+        _draw(axes, panel, truth)
+    for unused in grid[len(panels) :]:
+        unused.remove()
     scale = " (standardised)" if identity.training.get("standardise") else ""
-    picture.supxlabel(f"x{scale}", fontsize="medium")
-    picture.supylabel(f"y{scale}", fontsize="medium")
+    for axes in grid[max(len(panels) - columns, 0) : len(panels)]:
+        axes.set_xlabel(f"x{scale}")
+        axes.xaxis.set_tick_params(labelbottom=True)
+    for axes in grid[: len(panels) : columns]:
+        axes.set_ylabel(f"y{scale}")
+    shown = next(axes for axes in picture.axes if axes.lines).get_legend_handles_labels()
+    ncols = len(shown[0]) if columns > 1 else 2
+    picture.legend(*shown, loc="outside lower center", ncols=ncols, frameon=False)
     quick = "QUICK RUN, " if board.quick else ""
-    picture.suptitle(printable(f"{board.problem}: {quick}seed {seed}"), parse_math=False)
+    title = printable(f"{board.problem}: {quick}seed {seed}")
+    picture.suptitle(title, fontsize="large", parse_math=False)
     return picture
 
 
@@ -143,7 +143,7 @@ def _records(results: Results, board: Board) -> list[Record]:
 def _has_curve(results: Results, board: Board) -> bool:
     finished = (record for record in _records(results, board) if record.status == "ok")
     first = next(finished, None)
-    return first is not None and results.predictions(first).inputs is not None
+    return first is not None and results.predictions(first).curve is not None
 
 
 def _panels(results: Results, board: Board, records: Sequence[Record], seed: int) -> list[_Panel]:
@@ -154,7 +154,7 @@ def _panels(results: Results, board: Board, records: Sequence[Record], seed: int
     for row in sorted(board.rows, key=lambda row: order.index(_row_key(row))):
         record = by_row.get(_row_key(row))
         if record is not None and record.status == "ok":
-            panels.append(_Panel(row.label, results.predictions(record)))
+            panels.append(_Panel(row.label, results.predictions(record).curve))
         else:
             gap = next(gap for gap in row.gaps if seed in gap.seeds)
             reason = ": ".join(text for text in (gap.status, gap.reason) if text)
@@ -179,31 +179,23 @@ def _truth(identity: Identity) -> _Truth | None:
 
 
 def _limits(
-    drawn: Sequence[SavedPredictions], truth: _Truth | None
+    curves: Sequence[Curve], truth: _Truth | None
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the limits of x and y; the bands, which may be huge, have no say in them."""
     if truth is not None:
-        x = np.linspace(*truth.domain, 200)
+        x = np.linspace(*truth.domain, _TRUTH_POINTS)
         y = truth.function(x)
     else:
-        x = np.concatenate([values[:, 0] for p in drawn for values in (p.inputs, p.train_inputs)])
-        y = np.concatenate([values for p in drawn for values in (p.targets, p.train_targets)])
+        x = np.concatenate([curve.inputs for curve in curves])
+        y = np.concatenate([curve.train_targets for curve in curves])
     margin = _MARGIN * np.ptp(y)
     return (x.min(), x.max()), (y.min() - margin, y.max() + margin)
 
 
-def _draw(
-    axes: Axes,
-    panel: _Panel,
-    truth: _Truth | None,
-    x_limits: tuple[float, float],
-    y_limits: tuple[float, float],
-) -> None:
-    axes.set_title(
-        textwrap.fill(panel.title, _TITLE_CHARACTERS), fontsize="medium", parse_math=False
-    )
-    axes.set(xlim=x_limits, ylim=y_limits)
-    if panel.predictions is None:
+def _draw(axes: Axes, panel: _Panel, truth: _Truth | None) -> None:
+    title = textwrap.fill(panel.title, _TITLE_CHARACTERS)
+    axes.set_title(title, fontsize="medium", parse_math=False)
+    if panel.curve is None:
         axes.text(
             0.5,
             0.5,
@@ -215,25 +207,19 @@ def _draw(
             parse_math=False,
         )
         return
-    saved = panel.predictions
-    order = np.argsort(saved.inputs[:, 0])
-    x, mean = saved.inputs[order, 0], saved.test.mean[order]
-    deviation = np.sqrt(saved.test.variance[order])
-    far = _FAR * (y_limits[1] - y_limits[0])
+    curve = panel.curve
+    deviation = np.sqrt(curve.variance)
+    low, high = axes.get_ylim()
+    far = _FAR * (high - low)
     lower, mean, upper = (
-        np.clip(values, y_limits[0] - far, y_limits[1] + far)
-        for values in (mean - 3 * deviation, mean, mean + 3 * deviation)
+        np.clip(values, low - far, high + far)
+        for values in (curve.mean - 3 * deviation, curve.mean, curve.mean + 3 * deviation)
     )
-    axes.fill_between(x, lower, upper, color=_BAND, alpha=0.3, linewidth=0, label="mean ± 3σ")
+    band = {"color": _BAND, "alpha": 0.3, "linewidth": 0, "label": "mean ± 3σ"}
+    axes.fill_between(curve.inputs, lower, upper, **band)
     if truth is not None:
-        dense = np.linspace(*truth.domain, 200)
-        axes.plot(dense, truth.function(dense), "--", color=_TRUTH, lw=1, label="true function")
-    axes.plot(x, mean, color=_MEAN, lw=1.6, label="mean")
-    axes.plot(
-        saved.train_inputs[:, 0],
-        saved.train_targets,
-        "o",
-        color=_POINTS,
-        markersize=3.5,
-        label="training points",
-    )
+        x = np.linspace(*truth.domain, _TRUTH_POINTS)
+        axes.plot(x, truth.function(x), "--", color=_TRUTH, lw=1, label="true function")
+    axes.plot(curve.inputs, mean, color=_MEAN, lw=1.6, label="mean")
+    points = {"color": _POINTS, "markersize": 3.5, "label": "training points"}
+    axes.plot(curve.train_inputs, curve.train_targets, "o", **points)
