@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -43,6 +43,8 @@ class LinearisedLaplace(Method):
     observation_noise: whether σ² is part of the variance of y, as the definition has it. The code
     behind the NUQLS paper leaves it out (and tunes λ without it): false gives the paper's numbers.
     """
+
+    deterministic: ClassVar[frozenset[Task]] = frozenset({Task.REGRESSION})
 
     structure: Literal["full", "kron", "diag"] = "full"
     subset: Literal["all", "last_layer"] = "all"

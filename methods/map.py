@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ class MAP(Method):
     Regression: mean f, variance of y = the validation mean squared error. Classification: the
     softmax of one sample, hence no variance over samples (VMSP is undefined).
     """
+
+    deterministic: ClassVar[frozenset[Task]] = frozenset(Task)
 
     def fit(
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context

@@ -32,6 +32,7 @@ class NTKGP(Method):
     """
 
     tasks: ClassVar[frozenset[Task]] = frozenset({Task.REGRESSION})
+    deterministic: ClassVar[frozenset[Task]] = tasks
 
     gamma: PositiveFloat = 1.0
     calibrate: bool = True

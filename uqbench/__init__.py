@@ -16,6 +16,7 @@ _PUBLIC = {
     "Results": "uqbench.results",
     "run": "uqbench.api",
     "evaluate": "uqbench.own_network",
+    "check": "uqbench.conformance",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -94,6 +94,16 @@ _plugin_option = _text_option(
     metavar="FILE.py",
     help="Python file that defines a method (repeatable).",
 )
+_setting_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="METHOD.SETTING=VALUE",
+    help="Change a method's setting (repeatable).",
+)
+_device_option = _text_option(
+    "--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:i]"
+)
 _data_dir_option = _text_option(
     "--data-dir",
     metavar="DIR",
@@ -106,14 +116,8 @@ _data_dir_option = _text_option(
 @_text_option("--suite", metavar="NAME|FILE.toml", help="Problems to run (default: starter).")
 @_text_option("--problems", metavar="NAME,...", help="Run these problems alone.")
 @click.option("--seeds", type=_COUNT, default=3, show_default=True)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="METHOD.SETTING=VALUE",
-    help="Change a method's setting (repeatable).",
-)
-@_text_option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:i]")
+@_setting_option
+@_device_option
 @_text_option("--out", metavar="DIR", help="The run's folder (default: runs/SUITE).")
 @click.option(
     "--jobs",
@@ -391,6 +395,60 @@ def plot(run_dir: str, kind: str, out: str | None, problem: str | None, seed: in
     out = out or str(Path(run_dir) / f"{kind}.png")
     Results.load([run_dir]).plot(kind, out, problem=problem, seed=seed)
     click.echo(f"Picture: {out}", err=True)
+
+
+@main.command()
+@click.argument("name", metavar="METHOD")
+@_setting_option
+@_device_option
+@_plugin_option
+def check(name: str, settings: tuple[str, ...], device: str, plugins: tuple[str, ...]) -> None:
+    """Check that a method keeps the contract, on tiny problems.
+
+    The exit status is 0 if all checks pass, 1 if one fails.
+    """
+    from uqbench.cells import parse_setting
+    from uqbench.errors import UsageError
+    from uqbench.registry import build_method, check_method_name, load_plugins
+
+    load_plugins(plugins)
+    check_method_name(name)
+    layers = []
+    for text in settings:
+        method, layer = parse_setting(text)
+        if method != name:
+            raise UsageError(f"{layer.source}: the method that is checked is {name}")
+        layers.append(layer)
+    built = build_method(name, *layers)
+    from uqbench.conformance import check_names, check_results, summary
+
+    width = max(map(len, check_names()))
+    colours = {"ok": "green", "failed": "red", "skipped": "yellow"}
+    results = []
+    for result in check_results(name, built, device):
+        results.append(result)
+        status = click.style(result.status, fg=colours[result.status])
+        gap = " " * (9 - len(result.status)) if result.reason else ""
+        click.echo(f"{result.check.ljust(width)}  {status}{gap}{result.reason}")
+    click.echo(summary(name, results))
+    sys.exit(1 if any(result.status == "failed" for result in results) else 0)
+
+
+@main.group()
+def new() -> None:
+    """Write a starting point for something of your own."""
+
+
+@new.command("method")
+@click.argument("name")
+@_text_option("--dir", "folder", default=".", metavar="DIR", help="Where to write (default: here).")
+def new_method(name: str, folder: str) -> None:
+    """Write NAME.py, a method that works, and its test."""
+    from uqbench.scaffold import next_steps, write_method
+
+    files = write_method(name, folder)
+    for line in next_steps(name, files):
+        click.echo(line)
 
 
 @main.group()

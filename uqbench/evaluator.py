@@ -168,10 +168,10 @@ def evaluate_method(
             require_valid(prediction, len(batch), posterior.classes or data.fit.num_classes)
         return concatenate(batches)
 
-    with _global_state_restored():
+    with global_state_restored():
         with Stopwatch(device) as fitting:
             posterior = method.fit(problem, data.fit, network, context)
-        _require_posterior(posterior)
+        require_posterior(posterior)
         test = checked(data.test.inputs)  # also warms the timed repeats up
         predict_seconds, repeats = median_seconds(
             lambda: concatenate(predict(data.test.inputs)), device, PREDICT_REPEATS
@@ -209,7 +209,7 @@ def evaluate_method(
 
 
 @contextmanager
-def _global_state_restored() -> Iterator[None]:
+def global_state_restored() -> Iterator[None]:
     """Undo what a method may have done to the process, which evaluates other cells after it."""
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     threads = torch.get_num_threads()
@@ -226,7 +226,8 @@ def _global_state_restored() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _require_posterior(posterior: Any) -> None:
+def require_posterior(posterior: Any) -> None:
+    """Raise ContractError if ``posterior`` is none, or reports what is no number."""
     if not isinstance(posterior, Posterior):
         kind = type(posterior).__name__
         raise ContractError(f"fit must return a uqbench Posterior, it returned {kind}")

@@ -42,6 +42,8 @@ class Method(ABC):
     """Tasks that the method's definition covers; cells of other tasks are skipped."""
     post_hoc: ClassVar[bool] = True
     """Whether ``fit`` starts from the shared MAP network (else: from an untrained one)."""
+    deterministic: ClassVar[frozenset[Task]] = frozenset()
+    """Tasks in which the posterior does not depend on the seed."""
 
     def check_task(self, task: Task) -> None:  # noqa: B027
         """Raise UsageError if these settings make no sense for ``task``; called before any work."""
