@@ -151,11 +151,11 @@ def read_predictions(path: Path) -> SavedPredictions:
 
 def _parsed(arrays: Mapping[str, NDArray]) -> SavedPredictions:
     kind = RegressionMoments if "mean" in arrays else ClassificationSummary
-    ood_sets = {name.rsplit(":", 1)[0] for name in arrays if name.startswith(_OOD)}
+    ood_sets = dict.fromkeys(name.rsplit(":", 1)[0] for name in arrays if name.startswith(_OOD))
     return SavedPredictions(
         targets=arrays["targets"],
         test=_part(kind, arrays),
-        ood={s.removeprefix(_OOD): _part(kind, arrays, f"{s}:") for s in sorted(ood_sets)},
+        ood={s.removeprefix(_OOD): _part(kind, arrays, f"{s}:") for s in ood_sets},
         curve=_part(Curve, arrays, _CURVE) if f"{_CURVE}inputs" in arrays else None,
     )
 

@@ -69,7 +69,7 @@ def regression(n=4):
 
 def classification(n=7):
     random = np.random.default_rng(1)
-    ood = {name: summary(random, 3) for name in ("held-out", "my: réseau/images")}
+    ood = {name: summary(random, 3) for name in ("svhn", "my: réseau/images")}
     return SavedPredictions(np.arange(n, dtype=np.int32), summary(random, n), ood)
 
 
@@ -83,7 +83,7 @@ def test_the_file_has_the_documented_names(tmp_path):
     write_predictions(tmp_path / "a.npz", classification())
     with np.load(tmp_path / "a.npz") as file:
         names = set(file)
-    assert {"targets", "confidence", "vmsp", "ood:held-out:entropy"} <= names
+    assert {"targets", "confidence", "vmsp", "ood:svhn:entropy"} <= names
     for name in names - {"targets"}:
         assert f"``{name.rsplit(':')[-1]}``" in saved_predictions.__doc__
 
