@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 _MEAN, _BAND, _POINTS, _TRUTH = "#0072B2", "#009E73", "#D55E00", "black"
 _PANEL_INCHES = (3.2, 2.5)
 _TITLE_CHARACTERS = 38
-_MARGIN = 0.15
+_TRUTH_MARGIN, _POINTS_MARGIN = 0.15, 0.4
+"""Room above and below, for the bands: shares of the true function's range or of the points'."""
+
 _TRUTH_POINTS = 200
 _FAR = 10
 """Curves are cut at this many heights of a panel beyond it; renderers fail at huge coordinates."""
@@ -185,10 +187,11 @@ def _limits(
     if truth is not None:
         x = np.linspace(*truth.domain, _TRUTH_POINTS)
         y = truth.function(x)
+        margin = _TRUTH_MARGIN * np.ptp(y)
     else:
         x = np.concatenate([curve.inputs for curve in curves])
         y = np.concatenate([curve.train_targets for curve in curves])
-    margin = _MARGIN * np.ptp(y)
+        margin = _POINTS_MARGIN * np.ptp(y)
     return (x.min(), x.max()), (y.min() - margin, y.max() + margin)
 
 
