@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from uqbench.context import Context
 from uqbench.data import Split, TrainingData
-from uqbench.errors import UnsupportedError
 from uqbench.laplace_covariance import FunctionalCovariance, functional_covariance
 from uqbench.method import Method, Posterior, Task
-from uqbench.networks import as_matrix, dtype_of
+from uqbench.networks import as_matrix, dtype_of, last_linear
 from uqbench.prediction import ClassificationMoments, Prediction, RegressionPrediction
 from uqbench.problems import Problem
 from uqbench.tuning import Grid, best_on_grid, log_grid
@@ -25,6 +24,7 @@ SAMPLES_AT_A_TIME = 100
 
 
 PAPER_GRID = log_grid(1e-2, 1e2, 10)
+LAST_LAYER_GRID = log_grid(1e-2, 1e2, 20)
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,18 @@ class LinearisedLaplace(Method):
         return best_on_grid("lla.prior_grid", self.prior_grid, score)
 
 
+@dataclass(frozen=True)
+class LastLayerLaplace(LinearisedLaplace):
+    """LLA over the last layer alone, with Kronecker factors: LLA* of the NUQLS paper.
+
+    The definition and the other settings are those of ``lla``.
+    """
+
+    structure: Literal["full", "kron", "diag"] = "kron"
+    subset: Literal["all", "last_layer"] = "last_layer"
+    prior_grid: Grid = LAST_LAYER_GRID
+
+
 class LinearisedLaplacePosterior(Posterior):
     """N(f(x), J(x)ΣJ(x)ᵀ) for the outputs at x, plus ``noise_variance`` for y.
 
@@ -165,8 +177,5 @@ class LinearisedLaplacePosterior(Posterior):
 def with_last_layer_trainable(network: nn.Module) -> nn.Module:
     """Return a copy of ``network`` in which only the last linear layer requires gradients."""
     copied = copy.deepcopy(network).requires_grad_(False)
-    linear = [module for module in copied.modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise UnsupportedError("lla.subset = 'last_layer' needs a linear output layer")
-    linear[-1].requires_grad_(True)
+    last_linear(copied)[1].requires_grad_(True)
     return copied

@@ -39,9 +39,13 @@ class Context:
         self.generator = torch.Generator(self.device).manual_seed(self.seed % 2**63)
 
     @contextmanager
-    def tuning(self, grid_size: int) -> Iterator[None]:
-        """Count the time inside as tuning, and the number of candidate settings tried."""
+    def tuning(self, grid_size: int, share: float = 1.0) -> Iterator[None]:
+        """Count the time inside as tuning, and the number of candidate settings tried.
+
+        share: the part of the time that is tuning, where the fit of the chosen candidate is inside
+        as well: (G - 1)/G if G candidates are fitted together.
+        """
         with Stopwatch(self.device) as stopwatch:
             yield
-        self.tune_seconds += stopwatch.seconds
+        self.tune_seconds += share * stopwatch.seconds
         self.grid_size += grid_size

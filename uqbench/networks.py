@@ -51,19 +51,40 @@ def initialise(network: nn.Module, spec: NetworkSpec | None, seed: int) -> nn.Mo
     Every module that has ``reset_parameters`` is reset; the weights and biases of linear and
     convolution layers are then drawn as ``spec`` says. The draws are made in float64 on the CPU
     and rounded to the network's dtype, so that a seed means the same network in every dtype.
+    Frozen parameters, and the buffers beside them, stay as they are.
+
+    Raises UnsupportedError for a module with trainable parameters that nothing would draw.
     """
     draws = copy.deepcopy(network).double().cpu()
     with isolated_randomness(seed):
-        for module in draws.modules():
+        for name, module in draws.named_modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
+            elif any(p.requires_grad for p in module.parameters(recurse=False)):
+                raise UnsupportedError(
+                    f"module '{name}' ({type(module).__name__}) holds parameters but has no "
+                    "reset_parameters() to initialise them; give it one, or freeze them"
+                )
             if spec is not None and isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
                 _draw_weight(module.weight, spec.weight_init)
                 if module.bias is not None:
                     _draw_bias(module.bias, spec.bias_init)
-    network.load_state_dict(draws.state_dict())
+    network.load_state_dict(network.state_dict() | _redrawn_state(draws))
     return network
+
+
+def _redrawn_state(network: nn.Module) -> dict[str, Tensor]:
+    """The state without frozen parameters and without the buffers of modules that are frozen."""
+    state = network.state_dict()
+    for prefix, module in network.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        kept = [name for name, parameter in own.items() if not parameter.requires_grad]
+        if own and len(kept) == len(own):
+            kept += [name for name, _ in module.named_buffers(recurse=False)]
+        for name in kept:
+            state.pop(f"{prefix}.{name}" if prefix else name, None)
+    return state
 
 
 def _draw_weight(weight: Tensor, scheme: str) -> None:
@@ -82,16 +103,67 @@ def _draw_bias(bias: Tensor, scheme: str) -> None:
         nn.init.normal_(bias)
 
 
+def prior_variances(network: nn.Module, spec: NetworkSpec | None) -> dict[str, float]:
+    """The variance with which ``initialise`` draws each trainable parameter, by name.
+
+    0 for parameters whose initial value is fixed, as BatchNorm's are. Sources: Glorot & Bengio
+    2010, He et al. 2015; torch's own default is uniform on ±fan_in^(−½).
+
+    Raises UnsupportedError for a module whose initial distribution is not known.
+    """
+    spec = spec or NetworkSpec()
+    variances = {}
+    for prefix, module in network.named_modules():
+        own = [n for n, p in module.named_parameters(recurse=False) if p.requires_grad]
+        if not own:
+            continue
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+            known = _layer_variances(module, spec)
+        elif isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
+            known = dict.fromkeys(own, 0.0)
+        else:
+            raise UnsupportedError(
+                f"module '{prefix}' ({type(module).__name__}): the variance of its initialisation "
+                "is not known; build the network from linear, convolution and normalisation layers"
+            )
+        variances |= {f"{prefix}.{name}" if prefix else name: known[name] for name in own}
+    return variances
+
+
+def _layer_variances(layer: nn.Module, spec: NetworkSpec) -> dict[str, float]:
+    fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(layer.weight)
+    xavier, default = 2 / (fan_in + fan_out), 1 / (3 * fan_in)
+    weight = {
+        "xavier_normal": xavier,
+        "xavier_uniform": xavier,
+        "kaiming_normal": 2 / fan_in,
+        "default": default,
+    }
+    bias = {"zeros": 0.0, "standard_normal": 1.0, "default": default}
+    return {"weight": weight[spec.weight_init], "bias": bias[spec.bias_init]}
+
+
+def last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
+    """The name and the module of the last linear layer, in the order of definition.
+
+    Raises UnsupportedError if there is none.
+    """
+    linear = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        raise UnsupportedError(
+            f"the network ({type(network).__name__}) has no linear layer; this method needs a "
+            "linear output layer"
+        )
+    return linear[-1]
+
+
 def with_outputs(network: nn.Module, outputs: int) -> nn.Module:
     """Return a copy of ``network`` whose last linear layer has ``outputs`` outputs.
 
     Raises UnsupportedError if the network has no linear layer to replace.
     """
     copied = copy.deepcopy(network)
-    linear = [(name, m) for name, m in copied.named_modules() if isinstance(m, nn.Linear)]
-    if not linear:
-        raise UnsupportedError("the network has no linear output layer to change the width of")
-    name, last = linear[-1]
+    name, last = last_linear(copied)
     if last.out_features == outputs:
         return copied
     with isolated_randomness(0):

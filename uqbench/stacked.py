@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, jvp, vmap
 
 from uqbench.networks import ACTIVATIONS, as_matrix, is_tied
 
@@ -76,6 +76,41 @@ def unflattened(network: nn.Module, vectors: Tensor) -> dict[str, Tensor]:
 def flattened(state: Mapping[str, Tensor]) -> Tensor:
     """The inverse of :func:`unflattened`: stacks (M, ...) by name to vectors (M, p)."""
     return torch.cat([stack.flatten(1) for stack in state.values()], 1)
+
+
+def stacked_parameters(networks: Sequence[nn.Module]) -> Tensor:
+    """The trainable parameters of M networks as vectors (M, p)."""
+    vectors = [
+        torch.cat([p.detach().flatten() for p in network.parameters() if p.requires_grad])
+        for network in networks
+    ]
+    return torch.stack(vectors)
+
+
+def stacked_buffers(networks: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """The buffers of M networks, (M, ...) by name."""
+    return {
+        name: torch.stack([dict(network.named_buffers())[name] for network in networks])
+        for name, _ in networks[0].named_buffers()
+    }
+
+
+@torch.no_grad()
+def jacobian_products(
+    network: nn.Module, points: Tensor, tangents: Tensor, inputs: Tensor
+) -> Tensor:
+    """J(x, θ_m) v_m for each of M parameter vectors: points θ and tangents v (M, p), (M, N, C).
+
+    J(x, θ) is the Jacobian of the outputs at x, inputs (N, ...), in the trainable parameters.
+    """
+    networks = StackedNetworks(network)
+    size = members_at_a_time(network, inputs)
+    parts = []
+    for some_points, some_tangents in zip(points.split(size), tangents.split(size), strict=True):
+        state = unflattened(network, some_points)
+        direction = unflattened(network, some_tangents)
+        parts.append(jvp(lambda at: networks(at, inputs), (state,), (direction,))[1])
+    return torch.cat(parts)
 
 
 def members_at_a_time(network: nn.Module, inputs: Tensor) -> int:

@@ -58,14 +58,21 @@ class Extras:
     """What the training of an ensemble may have besides the recipe. m: some of the M members.
 
     offsets: (M, n, C), added to the members' outputs on the training rows.
+    scales: (M,), which multiply the members' outputs thereafter.
     penalty: called with the members' trainable parameters, stacks (m, ...) by name, and the slice
     of the M members that they are; returns what is added to their losses, (m,).
     after_epoch: called likewise at the end of each epoch, under no_grad.
+    shuffle: whether the rows get a new order in each epoch.
+    may_diverge: whether members whose loss is no longer finite are left to the caller, who finds
+    it out from their parameters, instead of being an error for all.
     """
 
     offsets: Tensor | None = None
+    scales: Tensor | None = None
     penalty: Callable[[Mapping[str, Tensor], slice], Tensor] | None = None
     after_epoch: Callable[[Mapping[str, Tensor], slice], None] | None = None
+    shuffle: bool = True
+    may_diverge: bool = False
 
 
 def train_ensemble(
@@ -83,7 +90,7 @@ def train_ensemble(
     architecture without buffers or dropout are trained as one batched program, others one after
     another.
 
-    Raises DivergenceError when a member's loss is no longer finite.
+    Raises DivergenceError when a member's loss is no longer finite (but see ``may_diverge``).
     """
     copies = [copy.deepcopy(network).train() for network in networks]
     programs: list[_Single | _Stacked]
@@ -243,7 +250,7 @@ class _Optimizer:
 
 
 def _epochs(
-    split: Split, recipe: Recipe, seeds: Sequence[int], offsets: Tensor | None
+    split: Split, recipe: Recipe, seeds: Sequence[int], offsets: Tensor | None, shuffle: bool
 ) -> Iterator[list]:
     """Yield each epoch's batches: [(inputs (M, B, ...), targets (M, B), offsets (M, B, C)), ...].
 
@@ -257,7 +264,7 @@ def _epochs(
     added = offsets
     each = torch.arange(members, device=split.inputs.device).unsqueeze(1)
     for _ in range(recipe.epochs):
-        if len(bounds) > 1:
+        if len(bounds) > 1 and shuffle:
             orders = [torch.randperm(len(split), generator=g) for g in generators]
             order = torch.stack(orders).to(split.inputs.device)
             inputs, targets = split.inputs[order], split.targets[order]
@@ -288,20 +295,25 @@ def _run(
     optimizer = _Optimizer(program.parameters, recipe)
     rows = min(recipe.batch_size or len(split), len(split))
     offsets = None if extras.offsets is None else extras.offsets[members]
+    scales = None if extras.scales is None else extras.scales[members].view(-1, 1, 1)
     with (
         isolated_randomness(seeds[0] % 2**63),
         threads_for(_activations(rows, program.parameters)),
     ):
-        for epoch, batches in enumerate(_epochs(split, recipe, seeds, offsets)):
+        for epoch, batches in enumerate(_epochs(split, recipe, seeds, offsets, extras.shuffle)):
             lr = learning_rate(recipe, epoch)
             for inputs, targets, added in batches:
                 outputs = program(inputs)
-                losses = loss(outputs if added is None else outputs + added, targets)
+                if added is not None:
+                    outputs = outputs + added
+                if scales is not None:
+                    outputs = outputs * scales
+                losses = loss(outputs, targets)
                 if extras.penalty is not None:
                     losses = losses + extras.penalty(program.stacks, members)
                 gradients = torch.autograd.grad(losses.sum(), program.parameters)
                 optimizer.step(gradients, lr)
-            if not math.isfinite(losses.sum().item()):
+            if not extras.may_diverge and not math.isfinite(losses.sum().item()):
                 raise DivergenceError(
                     f"the training loss is not finite after epoch {epoch + 1} "
                     f"({recipe.optimizer}, lr {recipe.lr:g}); a smaller lr may help"

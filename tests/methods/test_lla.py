@@ -19,7 +19,11 @@ from uqbench.laplace_covariance import (
 from uqbench.laplace_kronecker import KroneckerCovariance
 from uqbench.linearised import linearise
 from uqbench.method import Task
-from uqbench.methods.lla import LinearisedLaplace, with_last_layer_trainable
+from uqbench.methods.lla import (
+    LastLayerLaplace,
+    LinearisedLaplace,
+    with_last_layer_trainable,
+)
 from uqbench.metrics import regression
 from uqbench.tuning import best_on_grid, log_grid
 
@@ -283,3 +287,19 @@ def test_diagonal_laplace_with_a_million_parameters_and_a_thousand_outputs_is_bo
     blocks = covariance.at(split.inputs).covariance()
     assert blocks.shape == (2, 1000, 1000)
     assert peak_host_bytes() - before < 2e9
+
+
+def test_lla_last_is_the_papers_last_layer_kronecker_laplace(truths):
+    """LLA* of Table 2: last layer, Kronecker, 1,000 samples, 20 prior precisions of 1e-2..1e2."""
+    preset = LastLayerLaplace()
+    assert (preset.structure, preset.subset, preset.samples) == ("kron", "last_layer", 1000)
+    assert preset.prior_grid == pytest.approx(torch.logspace(-2, 2, 20).double().tolist())
+    data, network = truths.classification_data(), truths.mlp(3, 3)
+    spelt_out = LinearisedLaplace("kron", "last_layer", prior_grid=preset.prior_grid)
+    found, expected = (
+        method.fit(truths.problem(data.task), data, network, truths.context()).predict(
+            data.validation.inputs
+        )
+        for method in (preset, spelt_out)
+    )
+    assert torch.equal(found.variance, expected.variance)
