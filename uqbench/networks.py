@@ -111,22 +111,21 @@ def prior_variances(network: nn.Module, spec: NetworkSpec | None) -> dict[str, f
 
     Raises UnsupportedError for a module whose initial distribution is not known.
     """
-    spec = spec or NetworkSpec()
     variances = {}
-    for prefix, module in network.named_modules():
-        own = [n for n, p in module.named_parameters(recurse=False) if p.requires_grad]
-        if not own:
+    for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
             continue
+        prefix, _, own = name.rpartition(".")
+        module = network.get_submodule(prefix)
         if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
-            known = _layer_variances(module, spec)
+            variances[name] = _layer_variances(module, spec or NetworkSpec())[own]
         elif isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
-            known = dict.fromkeys(own, 0.0)
+            variances[name] = 0.0
         else:
             raise UnsupportedError(
                 f"module '{prefix}' ({type(module).__name__}): the variance of its initialisation "
                 "is not known; build the network from linear, convolution and normalisation layers"
             )
-        variances |= {f"{prefix}.{name}" if prefix else name: known[name] for name in own}
     return variances
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
 
+from uqbench.errors import UnsupportedError
 from uqbench.networks import ACTIVATIONS, as_matrix, is_tied
 
 CHUNK_BYTES = 2**26
@@ -39,10 +40,22 @@ class StackedNetworks:
         """Return the outputs (M, B, C).
 
         inputs: (B, ...), the same for all networks, or, if not ``shared``, (M, B, ...).
+        Raises UnsupportedError if the networks are random in eval mode.
         """
         if self._multilayer:
             return self._products(state, inputs)
-        return vmap(self._single, (0, None if shared else 0))(dict(state), inputs)
+        # functional dropout draws a mask for each network
+        randomness = "different" if self.template.training else "error"
+        stacked = vmap(self._single, (0, None if shared else 0), randomness=randomness)
+        try:
+            return stacked(dict(state), inputs)
+        except RuntimeError as error:
+            if "random operation" not in str(error):
+                raise
+            raise UnsupportedError(
+                f"the network ({type(self.template).__name__}) draws random numbers in eval mode; "
+                "give its functional dropout training=self.training, or use nn.Dropout"
+            ) from None
 
     def _single(self, state: dict[str, Tensor], inputs: Tensor) -> Tensor:
         return as_matrix(functional_call(self.template, state, (inputs,)))
