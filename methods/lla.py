@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from uqbench.context import Context
-from uqbench.data import Split, TrainingData
-from uqbench.laplace_covariance import FunctionalCovariance, functional_covariance
-from uqbench.method import Method, Posterior, Task
-from uqbench.networks import as_matrix, dtype_of, last_linear
+from uqbench.data import TrainingData
+from uqbench.laplace import Laplace
+from uqbench.laplace_covariance import FunctionalCovariance
+from uqbench.method import Posterior, Task
+from uqbench.networks import as_matrix, dtype_of
 from uqbench.prediction import ClassificationMoments, Prediction, RegressionPrediction
-from uqbench.problems import Problem
-from uqbench.tuning import Grid, best_on_grid, log_grid
+from uqbench.tuning import Grid, log_grid
 
 SAMPLES_AT_A_TIME = 100
-
-
-PAPER_GRID = log_grid(1e-2, 1e2, 10)
 LAST_LAYER_GRID = log_grid(1e-2, 1e2, 20)
 
 
 @dataclass(frozen=True)
-class LinearisedLaplace(Method):
+class LinearisedLaplace(Laplace):
     """Laplace's approximation to the posterior of the linearised network, GLM predictive.
 
     Σ = (Σ_i J_iᵀ H_i J_i + λI)⁻¹ with H = 1/σ² (regression) or diag(p) − ppᵀ (classification).
@@ -44,33 +40,19 @@ class LinearisedLaplace(Method):
     behind the NUQLS paper leaves it out (and tunes λ without it): false gives the paper's numbers.
     """
 
+    name: ClassVar[str] = "lla"
     deterministic: ClassVar[frozenset[Task]] = frozenset({Task.REGRESSION})
 
-    structure: Literal["full", "kron", "diag"] = "full"
-    subset: Literal["all", "last_layer"] = "all"
-    noise_grid: Grid = PAPER_GRID
-    prior_grid: Grid = PAPER_GRID
-    samples: Annotated[int, Field(ge=2)] = 1000
     observation_noise: bool = True
 
-    def fit(
-        self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
+    def posterior(
+        self,
+        network: nn.Module,
+        covariance: FunctionalCovariance,
+        data: TrainingData,
+        tuned: dict[str, float],
+        context: Context,
     ) -> Posterior:
-        if self.subset == "last_layer":
-            network = with_last_layer_trainable(network)
-        if self.structure == "kron":
-            from uqbench.laplace_kronecker import KroneckerCovariance
-
-            covariance = KroneckerCovariance(network, data.train, data.task)
-        else:
-            covariance = functional_covariance(self.structure, network, data.train, data.task)
-        noise = 1.0
-        if data.task is Task.REGRESSION:
-            with context.tuning(len(self.noise_grid)):
-                noise = self._likeliest_noise(network, data.validation)
-        with context.tuning(len(self.prior_grid)):
-            prior = self._best_prior(network, covariance, data, noise)
-        covariance.update(prior, noise)
         draws = torch.randn(
             self.samples,
             data.num_outputs,
@@ -78,29 +60,20 @@ class LinearisedLaplace(Method):
             device=context.device,
             dtype=dtype_of(network),
         )
-        tuned = {"prior_precision": prior}
-        if data.task is Task.REGRESSION:
-            tuned["noise"] = noise
-        added = self._added_variance(noise)
+        added = self._added_variance(tuned.get("noise", 0.0))
         return LinearisedLaplacePosterior(network, covariance, data.task, draws, added, tuned)
 
     def _added_variance(self, noise: float) -> float:
         return noise**2 if self.observation_noise else 0.0
 
-    @torch.no_grad()
-    def _likeliest_noise(self, network: nn.Module, validation: Split) -> float:
-        errors = (as_matrix(network(validation.inputs)).squeeze(-1) - validation.targets).double()
-        mean_square = errors.square().mean().item()
-        return best_on_grid(
-            "lla.noise_grid",
-            self.noise_grid,
-            lambda noise: math.log(noise) + mean_square / (2 * noise**2),
-        )
-
-    @torch.no_grad()
-    def _best_prior(
-        self, network: nn.Module, covariance: FunctionalCovariance, data: TrainingData, noise: float
-    ) -> float:
+    def validation_score(
+        self,
+        network: nn.Module,
+        covariance: FunctionalCovariance,
+        noise: float,
+        data: TrainingData,
+        context: Context,
+    ) -> Callable[[], float]:
         from uqbench.metrics import classification, regression
 
         outputs = as_matrix(network(data.validation.inputs)).double()
@@ -108,8 +81,7 @@ class LinearisedLaplace(Method):
         prepared = covariance.at(data.validation.inputs)
         added = self._added_variance(noise)
 
-        def score(prior: float) -> float:
-            covariance.update(prior, noise)
+        def score() -> float:
             variance = prepared.covariance().diagonal(dim1=1, dim2=2).double()
             if not variance.isfinite().all():
                 return math.nan
@@ -119,7 +91,7 @@ class LinearisedLaplace(Method):
             probit = (outputs / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
             return classification.nll(probit.cpu().numpy(), targets)
 
-        return best_on_grid("lla.prior_grid", self.prior_grid, score)
+        return score
 
 
 @dataclass(frozen=True)
@@ -128,6 +100,8 @@ class LastLayerLaplace(LinearisedLaplace):
 
     The definition and the other settings are those of ``lla``.
     """
+
+    name: ClassVar[str] = "lla_last"
 
     structure: Literal["full", "kron", "diag"] = "kron"
     subset: Literal["all", "last_layer"] = "last_layer"
@@ -172,10 +146,3 @@ class LinearisedLaplacePosterior(Posterior):
         for draws in self.draws.split(SAMPLES_AT_A_TIME):
             moments.update(outputs + torch.einsum("ncd,sd->snc", root, draws))
         return moments.prediction()
-
-
-def with_last_layer_trainable(network: nn.Module) -> nn.Module:
-    """Return a copy of ``network`` in which only the last linear layer requires gradients."""
-    copied = copy.deepcopy(network).requires_grad_(False)
-    last_linear(copied)[1].requires_grad_(True)
-    return copied

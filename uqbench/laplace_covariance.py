@@ -8,20 +8,22 @@ J(x) Σ J(x)ᵀ, a C × C block for each input.
 Three classes compute it: in function space (nC × nC), by Woodbury's identity
 Σ = λ⁻¹(I − J̃ᵀ(J̃J̃ᵀ + λI)⁻¹J̃), the same posterior far cheaper when nC < p; in parameter space
 (p × p); and with Σ's inverse replaced by its diagonal. No class holds more of a dense Jacobian
-than a chunk of ``linearised.CHUNK_BYTES``.
+than a chunk of ``linearised.CHUNK_BYTES``. They also draw θ − θ̂ ~ N(0, Σ).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from uqbench.data import Split
 from uqbench.linearised import CHUNK_BYTES, Jacobian, linearise, num_parameters
 from uqbench.method import Task
+from uqbench.stacked import members_at_a_time
 
 
 def hessian_root(task: Task, outputs: Tensor) -> Tensor:
@@ -51,6 +53,10 @@ class FunctionalCovariance(ABC):
     @abstractmethod
     def update(self, prior_precision: float, noise: float = 1.0) -> None:
         """Set λ and σ; raises LinAlgError if the precision matrix cannot be factored."""
+
+    @abstractmethod
+    def sample(self, count: int, generator: Generator) -> Tensor:
+        """Draws of θ − θ̂ ~ N(0, Σ), (count, p), for the λ and σ that were last set."""
 
 
 class Prepared(ABC):
@@ -85,24 +91,52 @@ class FunctionSpaceCovariance(FunctionalCovariance):
 
     def __init__(self, network: nn.Module, split: Split, task: Task) -> None:
         super().__init__(network, split, task)
+        self._inputs = split.inputs
         self._jacobian = linearise(network, split.inputs)
         self._root = hessian_root(task, self._jacobian.outputs)
         rows = self._weight(self._jacobian.gram())
         self._gram = self._weight(rows.mT.contiguous())
 
-    def _weight(self, matrix: Tensor) -> Tensor:
-        """Multiply the columns' blocks of (R, n·C) by L."""
+    def _weight(self, matrix: Tensor, transposed: bool = False) -> Tensor:
+        """Multiply the columns' blocks of (R, n·C) by L, or by Lᵀ."""
         n, classes, _ = self._root.shape
         if self.task is Task.REGRESSION:
             return matrix
-        blocks = matrix.view(-1, n, 1, classes) @ self._root
-        return blocks.view(len(matrix), n * classes)
+        root = self._root.mT if transposed else self._root
+        return (matrix.view(-1, n, 1, classes) @ root).view(len(matrix), n * classes)
 
     def update(self, prior_precision: float, noise: float = 1.0) -> None:
         self._prior, self._noise = prior_precision, noise
         precision = self._gram.clone()
         precision.diagonal().add_(prior_precision * noise**2)
         self._factor = torch.linalg.cholesky(precision)
+
+    def sample(self, count: int, generator: Generator) -> Tensor:
+        """Matheron's rule: z − J̃ᵀ(J̃J̃ᵀ + λI)⁻¹(J̃z + ε) with z ~ N(0, I/λ), ε ~ N(0, I)."""
+        outputs = self._jacobian.outputs
+        prior = _normal(outputs, count, self._jacobian.num_parameters, generator)
+        prior /= self._prior**0.5
+        noise = self._noise * _normal(outputs, count, outputs.numel(), generator)
+        rows = self._rows
+        if rows is not None:
+            weights = torch.cholesky_solve((noise + prior @ rows.mT).mT, self._factor)
+            return prior - weights.mT @ rows
+        draws = []
+        size = members_at_a_time(self.network, self._inputs)
+        for some, errors in zip(prior.split(size), noise.split(size), strict=True):
+            errors = errors + self._weight(self._jacobian.matvec(some).flatten(1))
+            weights = torch.cholesky_solve(errors.mT, self._factor).mT.contiguous()
+            weights = self._weight(weights, transposed=True).view(len(some), *outputs.shape)
+            draws.append(some - self._jacobian.rmatvec(weights))
+        return torch.cat(draws)
+
+    @cached_property
+    def _rows(self) -> Tensor | None:
+        """LᵀJ, (nC, p), where it fits into a chunk: faster than the operator's products."""
+        jacobian = self._jacobian
+        if jacobian.rows * jacobian.num_parameters * self._gram.element_size() > CHUNK_BYTES:
+            return None
+        return torch.cat(list(_weighted_rows(jacobian, self.task)))
 
     def at(self, inputs: Tensor) -> Prepared:
         jacobian = linearise(self.network, inputs)
@@ -144,6 +178,11 @@ class ParameterSpaceCovariance(FunctionalCovariance):
         precision.diagonal().add_(prior_precision)
         self._factor = torch.linalg.cholesky(precision)
 
+    def sample(self, count: int, generator: Generator) -> Tensor:
+        """L⁻ᵀz with LLᵀ = Σ⁻¹ and z ~ N(0, I)."""
+        draws = _normal(self._factor, len(self._factor), count, generator)
+        return torch.linalg.solve_triangular(self._factor.mT, draws, upper=True).mT.contiguous()
+
     def at(self, inputs: Tensor) -> Prepared:
         return _ParameterSpacePrepared(self, inputs)
 
@@ -177,6 +216,10 @@ class DiagonalCovariance(FunctionalCovariance):
     def update(self, prior_precision: float, noise: float = 1.0) -> None:
         self._variance = 1 / (self._curvature / noise**2 + prior_precision)
 
+    def sample(self, count: int, generator: Generator) -> Tensor:
+        draws = _normal(self._variance, count, len(self._variance), generator)
+        return draws.mul_(self._variance.sqrt())
+
     def at(self, inputs: Tensor) -> Prepared:
         return _DiagonalPrepared(self, inputs)
 
@@ -203,6 +246,11 @@ class _DiagonalPrepared(Prepared):
             for rows in identity.split(outputs)
         ]
         return torch.cat(columns).unsqueeze(0)
+
+
+def _normal(like: Tensor, rows: int, columns: int, generator: Generator) -> Tensor:
+    """Standard normal draws (rows, columns) in the dtype and on the device of ``like``."""
+    return torch.randn(rows, columns, generator=generator, device=like.device, dtype=like.dtype)
 
 
 def _outputs_per_chunk(jacobian: Jacobian) -> int:

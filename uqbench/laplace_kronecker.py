@@ -6,13 +6,15 @@ import copy
 import warnings
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from uqbench.data import Split
+from uqbench.errors import UnsupportedError
 from uqbench.laplace_covariance import FunctionalCovariance, Prepared, rows_per_chunk
 from uqbench.linearised import trainable
 from uqbench.method import Task
+from uqbench.networks import as_matrix
 
 with warnings.catch_warnings():
     # laplace-torch imports back-ends that we do not use and that warn of their own age
@@ -27,13 +29,17 @@ class KroneckerCovariance(FunctionalCovariance):
 
     Of laplace-torch's regression predictive only the functional variance is used: it leaves out
     the noise σ², which the method adds. Parameters that need no gradient are left out of Σ.
+
+    Raises UnsupportedError for trainable parameters outside of Linear and Conv2d layers, and for
+    tied ones.
     """
 
     def __init__(self, network: nn.Module, split: Split, task: Task) -> None:
         super().__init__(network, split, task)
         targets = split.targets.view(-1, 1) if task is Task.REGRESSION else split.targets
         trainable(network)  # refuses a network with nothing to be uncertain about
-        self.laplace = KronLaplace(copy.deepcopy(network), task.value)
+        _require_factors(network)
+        self.laplace = KronLaplace(_MatrixOutputs(copy.deepcopy(network)), task.value)
         # without a generator of its own a DataLoader draws from the global one
         loader = DataLoader(
             TensorDataset(split.inputs, targets), batch_size=BATCH, generator=torch.Generator()
@@ -44,8 +50,40 @@ class KroneckerCovariance(FunctionalCovariance):
         self.laplace.prior_precision = prior_precision
         self.laplace.sigma_noise = noise
 
+    def sample(self, count: int, generator: Generator) -> Tensor:
+        return self.laplace.sample(count, generator) - self.laplace.mean
+
     def at(self, inputs: Tensor) -> Prepared:
         return _KroneckerPrepared(self, inputs)
+
+
+class _MatrixOutputs(nn.Module):
+    """The network with outputs (N, C), where it returns (N,)."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return as_matrix(self.network(inputs))
+
+
+def _require_factors(network: nn.Module) -> None:
+    """Raise UnsupportedError for a layer whose parameters have no Kronecker factors of its own."""
+    instead = "use structure = 'full' or 'diag', or subset = 'last_layer'"
+    seen: set[nn.Parameter] = set()
+    for name, module in network.named_modules():
+        own = list(module.parameters(recurse=False))
+        if not any(parameter.requires_grad for parameter in own):
+            continue
+        kind = f"layer '{name}' ({type(module).__name__})"
+        if type(module) not in {nn.Linear, nn.Conv2d}:
+            raise UnsupportedError(f"structure 'kron' does not cover {kind}; {instead}")
+        if not all(parameter.requires_grad for parameter in own):
+            raise UnsupportedError(f"structure 'kron' needs all of {kind} trainable; {instead}")
+        if not seen.isdisjoint(own):
+            raise UnsupportedError(f"structure 'kron': {kind} has tied parameters; {instead}")
+        seen.update(own)
 
 
 class _KroneckerPrepared(Prepared):

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from uqbench import laplace_covariance
 from uqbench.data import Split
 from uqbench.errors import TuningError
+from uqbench.laplace import with_last_layer_trainable
 from uqbench.laplace_covariance import (
     DiagonalCovariance,
     FunctionSpaceCovariance,
@@ -19,11 +20,7 @@ from uqbench.laplace_covariance import (
 from uqbench.laplace_kronecker import KroneckerCovariance
 from uqbench.linearised import linearise
 from uqbench.method import Task
-from uqbench.methods.lla import (
-    LastLayerLaplace,
-    LinearisedLaplace,
-    with_last_layer_trainable,
-)
+from uqbench.methods.lla import LastLayerLaplace, LinearisedLaplace
 from uqbench.metrics import regression
 from uqbench.tuning import best_on_grid, log_grid
 

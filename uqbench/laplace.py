@@ -1,0 +1,113 @@
+"""What the Laplace approximations have in common: their covariance, and the choice of σ and λ."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from uqbench.context import Context
+from uqbench.data import Split, TrainingData
+from uqbench.laplace_covariance import FunctionalCovariance, functional_covariance
+from uqbench.method import Method, Posterior, Task
+from uqbench.networks import as_matrix, last_linear
+from uqbench.problems import Problem
+from uqbench.tuning import Grid, best_on_grid, log_grid
+
+PAPER_GRID = log_grid(1e-2, 1e2, 10)
+
+
+@dataclass(frozen=True)
+class Laplace(Method):
+    """Base of the methods with θ ~ N(θ̂, Σ) around the MAP network (Σ: uqbench.laplace_covariance).
+
+    In regression the noise σ maximises the validation likelihood of the MAP network on
+    ``noise_grid``; then the prior precision λ minimises a subclass's score on ``prior_grid``.
+
+    structure, subset: of Σ, as the methods' own docstrings say. samples: S, in predictions.
+    """
+
+    name: ClassVar[str]
+    """The method's registered name, for the errors of its settings."""
+
+    structure: Literal["full", "kron", "diag"] = "full"
+    subset: Literal["all", "last_layer"] = "all"
+    noise_grid: Grid = PAPER_GRID
+    prior_grid: Grid = PAPER_GRID
+    samples: Annotated[int, Field(ge=2)] = 1000
+
+    def fit(
+        self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
+    ) -> Posterior:
+        if self.subset == "last_layer":
+            network = with_last_layer_trainable(network)
+        if self.structure == "kron":
+            from uqbench.laplace_kronecker import KroneckerCovariance
+
+            covariance = KroneckerCovariance(network, data.train, data.task)
+        else:
+            covariance = functional_covariance(self.structure, network, data.train, data.task)
+        noise, tuned = 1.0, {}
+        if data.task is Task.REGRESSION:
+            with context.tuning(len(self.noise_grid)):
+                noise = tuned["noise"] = self._likeliest_noise(network, data.validation)
+        with context.tuning(len(self.prior_grid)), torch.no_grad():
+            score = self.validation_score(network, covariance, noise, data, context)
+
+            def score_of(prior: float) -> float:
+                covariance.update(prior, noise)
+                return score()
+
+            prior = best_on_grid(f"{self.name}.prior_grid", self.prior_grid, score_of)
+        covariance.update(prior, noise)
+        tuned["prior_precision"] = prior
+        return self.posterior(network, covariance, data, tuned, context)
+
+    @abstractmethod
+    def validation_score(
+        self,
+        network: nn.Module,
+        covariance: FunctionalCovariance,
+        noise: float,
+        data: TrainingData,
+        context: Context,
+    ) -> Callable[[], float]:
+        """Return a function that scores the λ to which ``covariance`` is set; lower is better.
+
+        Both are called under ``no_grad``.
+        """
+
+    @abstractmethod
+    def posterior(
+        self,
+        network: nn.Module,
+        covariance: FunctionalCovariance,
+        data: TrainingData,
+        tuned: dict[str, float],
+        context: Context,
+    ) -> Posterior:
+        """Return the posterior with the λ and σ of ``tuned``, to which ``covariance`` is set."""
+
+    @torch.no_grad()
+    def _likeliest_noise(self, network: nn.Module, validation: Split) -> float:
+        errors = (as_matrix(network(validation.inputs)).squeeze(-1) - validation.targets).double()
+        mean_square = errors.square().mean().item()
+        return best_on_grid(
+            f"{self.name}.noise_grid",
+            self.noise_grid,
+            lambda noise: math.log(noise) + mean_square / (2 * noise**2),
+        )
+
+
+def with_last_layer_trainable(network: nn.Module) -> nn.Module:
+    """Return a copy of ``network`` in which only the last linear layer requires gradients."""
+    copied = copy.deepcopy(network).requires_grad_(False)
+    last_linear(copied)[1].requires_grad_(True)
+    return copied
