@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,11 +31,7 @@ from uqbench.conformance.tiny_problems import (
 from uqbench.conformance.trials import Fitted, MethodError, Trial, moments
 from uqbench.evaluator import require_posterior
 from uqbench.method import Method, Task
-from uqbench.prediction import (
-    ClassificationPrediction,
-    RegressionPrediction,
-    concatenate,
-)
+from uqbench.prediction import Prediction, concatenate
 from uqbench.problems import load_suite
 from uqbench.registry import build_method
 
@@ -76,31 +72,28 @@ METHOD_CHECKS: list[Check] = []
 TRIAL_CHECKS: list[Check] = []
 """Checks of a method on one task: ``run(trial)``."""
 
-Function = Callable[[Trial], None]
 
-
-def _check(*needs: Function, tasks: frozenset[Task] = frozenset(Task)) -> Callable:
+def _check(
+    *needs: Callable, tasks: frozenset[Task] = frozenset(Task), among: list[Check] = TRIAL_CHECKS
+) -> Callable[[Callable], Callable]:
     """Make a function a check, named as the function is."""
 
-    def register(function: Function) -> Function:
-        TRIAL_CHECKS.append(
-            Check(_sentence(function), function, tuple(map(_sentence, needs)), tasks)
-        )
+    def register(function: Callable) -> Callable:
+        among.append(Check(_sentence(function), function, _sentences(needs), tasks))
         return function
 
     return register
 
 
-def _sentence(function: Function) -> str:
+def _sentence(function: Callable) -> str:
     return function.__name__.replace("_", " ")
 
 
-def _check_of_method(function: Callable[[str, Method], None]) -> Callable:
-    METHOD_CHECKS.append(Check(_sentence(function), function))
-    return function
+def _sentences(functions: Iterable[Callable]) -> tuple[str, ...]:
+    return tuple(map(_sentence, functions))
 
 
-@_check_of_method
+@_check(among=METHOD_CHECKS)
 def declares_its_tags(name: str, method: Method) -> None:
     if not (isinstance(method.tasks, Set) and method.tasks and method.tasks <= set(Task)):
         raise Fault(f"tasks must be a frozenset of uqbench.Task, it is {method.tasks!r}")
@@ -110,7 +103,7 @@ def declares_its_tags(name: str, method: Method) -> None:
         raise Fault(f"post_hoc must be True or False, it is {method.post_hoc!r}")
 
 
-@_check_of_method
+@_check(declares_its_tags, among=METHOD_CHECKS)
 def settings_survive_a_suite_file(name: str, method: Method) -> None:
     task = min(method.tasks)
     settings = {key: value for key, value in asdict(method).items() if value is not None}
@@ -123,13 +116,13 @@ def settings_survive_a_suite_file(name: str, method: Method) -> None:
     _require_settings(name, method, problem.methods[name])
 
 
-@_check_of_method
+@_check(settings_survive_a_suite_file, among=METHOD_CHECKS)
 def settings_survive_the_command_line(name: str, method: Method) -> None:
     for key, value in asdict(method).items():
         if value is None:
             continue
         texts = [toml_value(key, value)]
-        if isinstance(value, str):
+        if isinstance(value, str) and value:
             texts.append(value)  # as people type it
         for text in texts:
             _, layer = parse_setting(f"{name}.{key}={text}")
@@ -214,10 +207,10 @@ VALID = (
 
 def _require_valid(fitted: Fitted, repaired: Callable[[str, Tensor], Tensor]) -> None:
     prediction = fitted.prediction
-    if isinstance(prediction, RegressionPrediction | ClassificationPrediction):
+    if isinstance(prediction, Prediction):
         values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
-        changed = {n: repaired(n, v) for n, v in values.items() if isinstance(v, Tensor)}
-        prediction = replace(prediction, **changed)
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        prediction = replace(prediction, **{n: repaired(n, v) for n, v in tensors.items()})
     fitted.require_valid(prediction)
 
 
@@ -271,9 +264,9 @@ def repeats_itself_with_the_same_seed(trial: Trial) -> None:
 
 
 @_check(repeats_itself_with_the_same_seed)
-def draws_from_the_contexts_generator_alone(trial: Trial) -> None:
+def draws_from_the_generator_of_the_context_alone(trial: Trial) -> None:
     _require_unchanged(trial, "randomness")
-    for architecture, fitted in trial.fits_of(*WITH_STATE):
+    for architecture, fitted in trial.fits_of(DROPOUT):
         other = trial.fit(architecture, outside=1)
         _require_same(fitted, other, f"another torch.manual_seed before fit{_on(architecture)}")
 
@@ -295,36 +288,29 @@ def _require_close(
             raise Fault(f"{occasion} changes the {name}: {b:.6g} instead of {a:.6g}")
 
 
-SEEDS = (repeats_itself_with_the_same_seed, draws_from_the_contexts_generator_alone)
+SEEDS = (repeats_itself_with_the_same_seed, draws_from_the_generator_of_the_context_alone)
 
 
 @_check(*SEEDS)
-def draws_other_numbers_with_another_seed(trial: Trial) -> None:
+def depends_on_the_seed_unless_declared_deterministic(trial: Trial) -> None:
+    first, other = trial.fit(), trial.fit(seed=1)
     if trial.task in trial.method.deterministic:
-        raise NotApplicable("it declares that the seed does not matter")
-    first, other = trial.fit().moments, trial.fit(seed=1).moments
-    if all(torch.equal(first[name], other[name]) for name in first):
+        _require_same(first, other, "another seed, of which it is declared independent,")
+    elif all(torch.equal(first.moments[name], other.moments[name]) for name in first.moments):
         raise Fault(
             "seeds 0 and 1 give the same numbers: draw from context.generator, or declare "
             f"{trial.task} in deterministic"
         )
 
 
-@_check(*SEEDS)
-def does_not_depend_on_the_seed_if_declared_deterministic(trial: Trial) -> None:
-    if trial.task not in trial.method.deterministic:
-        raise NotApplicable("it declares that it draws")
-    _require_same(trial.fit(), trial.fit(seed=1), "another seed")
-
-
-@_check(*VALID, draws_from_the_contexts_generator_alone)
+@_check(*VALID, draws_from_the_generator_of_the_context_alone)
 def predicts_the_same_in_one_batch_or_in_many(trial: Trial) -> None:
     for architecture, fitted in trial.fits_of(*WITH_STATE):
         inputs, wanted = fitted.tiny.inputs, fitted.moments
         backwards = torch.arange(len(inputs) - 1, -1, -1, device=inputs.device)
         ways = {
             "a second call of predict": [inputs],
-            "predicting in batches of 3": inputs.split(3),
+            "predicting in batches of 2": inputs.split(2),
             "predicting one row at a time": inputs.split(1),
             "predicting the rows in reverse": [inputs[backwards]],
         }
@@ -393,7 +379,7 @@ def _covers_or_refuses(architecture: Architecture) -> Check:
         else:
             fitted.require_valid(fitted.prediction)
 
-    return Check(f"covers or refuses {architecture.name}", run, tuple(map(_sentence, VALID)))
+    return Check(f"covers or refuses {architecture.name}", run, _sentences(VALID))
 
 
 def _require_clear(message: str, architecture: Architecture) -> None:

@@ -19,7 +19,7 @@ from uqbench.networks import build_network, isolated_randomness
 from uqbench.problems import NetworkSpec, Problem, Recipe
 
 FEATURES, HIDDEN, CLASSES = 3, 12, 3
-TRAIN, VALIDATION, TEST = 30, 20, 7
+TRAIN, VALIDATION, TEST = 20, 12, 4
 PLAIN = "multilayer perceptron"
 BATCH_NORM, DROPOUT, CONVOLUTIONS = "batch normalisation", "dropout", "convolutions"
 
@@ -130,7 +130,7 @@ def tiny_problem(task: Task, architecture: str, dtype: str, trained: bool) -> Ti
         dataset="none",
         task=task,
         network=NetworkSpec(hidden=(HIDDEN,), activation="tanh"),
-        training=Recipe(lr=1e-2, epochs=5, batch_size=10),
+        training=Recipe(lr=1e-2, epochs=3, batch_size=10),
         dtype=dtype,
     )
     data, inputs = _data(task, images=architecture == CONVOLUTIONS)

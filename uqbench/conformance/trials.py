@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from uqbench.conformance.tiny_problems import PLAIN, TinyProblem, tiny_problem
-from uqbench.errors import UnsupportedError, UsageError
+from uqbench.errors import UnsupportedError, UQBenchError, UsageError
 from uqbench.evaluator import global_state_restored
 from uqbench.method import Method, Posterior, Task
 from uqbench.prediction import ClassificationPrediction, Prediction, require_valid
@@ -120,7 +120,7 @@ class Trial:
         return found
 
     def fits_of(self, *architectures: str) -> Iterator[tuple[str, Fitted]]:
-        """Yield the plain fit, and those to the given architectures that the method covers.
+        """Yield the plain fit, and those to the given architectures that give valid predictions.
 
         Of these, fits that change a module's mode are left out: dropout and batch normalisation
         then misbehave for that reason.
@@ -129,7 +129,8 @@ class Trial:
         for architecture in architectures:
             try:
                 fitted = self.fit(architecture)
-            except MethodError:  # the check of this architecture judges it
+                fitted.require_valid(fitted.prediction)
+            except (MethodError, UQBenchError):  # the check of this architecture judges it
                 continue
             if "modes" not in fitted.changes:
                 yield architecture, fitted
@@ -172,7 +173,7 @@ def _observe(tiny: TinyProblem) -> Observations:
     return {
         "network": _contents(tiny.network),
         "modes": {
-            f"mode of module '{name}' (training)": module.training
+            f"mode of {_named(name)} (training)": module.training
             for name, module in tiny.network.named_modules()
         },
         "process": {
@@ -195,8 +196,8 @@ def _contents(network: nn.Module) -> dict[str, Any]:
     contents: dict[str, Any] = {}
     for name, module in network.named_modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-        contents[f"class of module '{name}'"] = type(module).__name__
-        contents[f"number of hooks of module '{name}'"] = sum(map(len, hooks))
+        contents[f"class of {_named(name)}"] = type(module).__name__
+        contents[f"number of hooks of {_named(name)}"] = sum(map(len, hooks))
     for name, parameter in network.named_parameters():
         gradient = parameter.grad
         contents[f"parameter '{name}'"] = parameter.detach().clone()
@@ -205,6 +206,10 @@ def _contents(network: nn.Module) -> dict[str, Any]:
     for name, buffer in network.named_buffers():
         contents[f"buffer '{name}'"] = buffer.clone()
     return contents
+
+
+def _named(module: str) -> str:
+    return f"module '{module}'" if module else "the network"
 
 
 def _generator_states() -> dict[str, Any]:
