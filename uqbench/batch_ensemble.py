@@ -46,6 +46,8 @@ class BatchEnsembleLayer(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         grouped = inputs.unflatten(0, (self.members, -1))
+        if grouped.ndim == 3 and self._weights_are_cheaper(rows=grouped.shape[1]):
+            return self._with_weights(grouped).flatten(0, 1)
         scaled = grouped * self._aligned(self.input_factors, grouped)
         outputs = self.shared(scaled.flatten(0, 1)).unflatten(0, (self.members, -1))
         factors = self._aligned(self.output_factors, outputs)
@@ -53,6 +55,19 @@ class BatchEnsembleLayer(nn.Module):
             return (outputs * factors).flatten(0, 1)
         bias = self._aligned(self.bias, outputs)
         return torch.addcmul(bias, outputs, factors).flatten(0, 1)
+
+    def _weights_are_cheaper(self, rows: int) -> bool:
+        """Whether the members' weights have fewer entries than their inputs and outputs."""
+        inputs, outputs = self.input_factors.shape[1], self.output_factors.shape[1]
+        return inputs * outputs < rows * (inputs + outputs)
+
+    def _with_weights(self, grouped: Tensor) -> Tensor:
+        """The outputs of a linear layer, (M, B, O), with the members' weights formed."""
+        rank_one = self.output_factors.unsqueeze(2) * self.input_factors.unsqueeze(1)
+        weights = self.shared.weight * rank_one  # (M, O, I)
+        if self.bias is None:
+            return torch.bmm(grouped, weights.mT)
+        return torch.baddbmm(self.bias.unsqueeze(1), grouped, weights.mT)
 
     def _aligned(self, values: Tensor, grouped: Tensor) -> Tensor:
         """Give (M, K) the axes of ``grouped``: (M, B, ..., K), or (M, B, K, H, W)."""

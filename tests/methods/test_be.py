@@ -77,10 +77,11 @@ def test_with_unit_factors_every_member_is_the_base_network(network):
     torch.testing.assert_close(outputs, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("rows", [1, 7])  # of one row the weights have more entries than it has
 @pytest.mark.parametrize("scheme", ["signs", "normal"])
-def test_outputs_and_gradients_are_those_of_separate_networks(network, scheme):
+def test_outputs_and_gradients_are_those_of_separate_networks(network, scheme, rows):
     ensemble = drawn(network, scheme)
-    inputs = inputs_for(network, 7)
+    inputs = inputs_for(network, rows)
     found = ensemble.by_member(ensemble(inputs))
     expected = torch.stack(
         [
