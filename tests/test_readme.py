@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from uqbench import registry
 from uqbench.cli import main
 from uqbench.problems import Recipe
 from uqbench.training import squared_error, train
@@ -44,6 +45,15 @@ def test_the_example_method_runs_beside_the_built_in_ones(blocks, tmp_path):
     assert result.exit_code == 0, result.output
     for name in ("constant", "nuqls", "lla"):
         assert re.search(rf"^{name} +2 ", result.output, re.MULTILINE)
+
+
+def test_the_example_method_keeps_the_contract(blocks, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_plugins", {})
+    (code,) = [block for block in blocks if "class Constant(Method)" in block]
+    plugin = tmp_path / "constant.py"
+    plugin.write_text(code, encoding="utf-8")
+    result = CliRunner().invoke(main, ["check", "constant", "--plugin", str(plugin)])
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("folder", ["uqbench", "methods", "metrics", "datasets", "benchmarks"])
