@@ -39,7 +39,7 @@ def prepare(name, dtype):
         )
 
     data = TrainingData(Task.REGRESSION, split(arrays.train), split(arrays.validation))
-    template = build_network(problem.network, arrays.train.inputs.shape[1], 1).to(dtype)
+    template = build_network(problem.network, arrays.train.inputs.shape[1:], 1).to(dtype)
     # solvers cost the same around any network; a tenth of the training keeps the numbers realistic
     network = train_map(problem.quick(), template, data, derive_seed(problem.name, 0, "map"))
     return problem, data, split(arrays.test), network

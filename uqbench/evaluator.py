@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ def evaluate_cell(
         {name: tensor(inputs) for name, inputs in arrays.ood.items()},
         arrays.target_std,
     )
-    network = build_network(problem.network, arrays.train.inputs.shape[1], training.num_outputs)
+    network = build_network(problem.network, arrays.train.inputs.shape[1:], training.num_outputs)
     network = network.to(device=device, dtype=dtype)
     map_seconds = 0.0
     if method.post_hoc:
@@ -156,6 +157,8 @@ def evaluate_method(
     Raises ContractError if the method returns what it must not.
     """
     device = context.device
+    for library in method.libraries:
+        import_module(library)
     memory.reset_peak_host_bytes()
     memory.reset_peak_device_bytes(device)
 

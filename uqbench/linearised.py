@@ -28,6 +28,7 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
 from uqbench.errors import UnsupportedError
 from uqbench.networks import as_matrix, dtype_of, is_tied
+from uqbench.stacked import is_multilayer_perceptron
 
 GRAM_ROWS = 1024
 """Rows of a Gram matrix formed at a time: bounds the temporaries and keeps them in cache."""
@@ -159,7 +160,7 @@ class _LayerFactors:
 
 def is_factorable(network: nn.Module, inputs: Tensor) -> bool:
     """Whether all trainable parameters sit in linear layers applied to (N, I) matrices."""
-    if inputs.ndim != 2:
+    if inputs.ndim != 2 and not is_multilayer_perceptron(network):
         return False
     owners = [m for m in network.modules() if list(m.parameters(recurse=False))]
     plain = all(type(module) is nn.Linear for module in owners)

@@ -44,6 +44,8 @@ class Method(ABC):
     """Whether ``fit`` starts from the shared MAP network (else: from an untrained one)."""
     deterministic: ClassVar[frozenset[Task]] = frozenset()
     """Tasks in which the posterior does not depend on the seed."""
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """Modules that take long to import; they are imported before the clock of ``fit`` starts."""
 
     def check_task(self, task: Task) -> None:  # noqa: B027
         """Raise UsageError if these settings make no sense for ``task``; called before any work."""

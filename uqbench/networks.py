@@ -5,21 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from uqbench import architectures
 from uqbench.errors import UnsupportedError
 from uqbench.problems import NetworkSpec
-
-ACTIVATIONS = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-    "gelu": nn.GELU,
-    "sigmoid": nn.Sigmoid,
-}
 
 
 @contextmanager
@@ -34,15 +26,13 @@ def isolated_randomness(seed: int) -> Iterator[None]:
         yield
 
 
-def build_network(spec: NetworkSpec, inputs: int, outputs: int) -> nn.Sequential:
-    """Return an untrained multilayer perceptron; ``initialise`` draws its parameters."""
-    widths = [inputs, *spec.hidden]
-    layers: list[nn.Module] = []
+def build_network(spec: NetworkSpec, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Return an untrained network for inputs of ``shape``; ``initialise`` draws its parameters.
+
+    Raises UsageError if the architecture does not take inputs of this shape.
+    """
     with isolated_randomness(0):
-        for fan_in, fan_out in pairwise(widths):
-            layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[spec.activation]()]
-        layers.append(nn.Linear(widths[-1], outputs))
-    return nn.Sequential(*layers)
+        return architectures.build(spec, shape, outputs)
 
 
 def initialise(network: nn.Module, spec: NetworkSpec | None, seed: int) -> nn.Module:

@@ -48,13 +48,28 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 class NetworkSpec:
     """The architecture and its initialisation.
 
-    hidden: widths of the hidden layers. Biases are drawn from N(0, 1) with ``standard_normal``.
+    kind: a builder of :mod:`uqbench.architectures`.
+    hidden, activation: the hidden layers of an ``mlp``. depth, widen: of a ``wrn``.
+    weight_init, bias_init: of linear and convolution layers; ``default`` is torch's own, and biases
+    are drawn from N(0, 1) with ``standard_normal``.
     """
 
     __pydantic_config__ = _FORBID_UNKNOWN_KEYS
-    kind: Literal["mlp"] = "mlp"
+    kind: Literal[
+        "mlp",
+        "lenet",
+        "lenet5",
+        "resnet9",
+        "resnet20",
+        "resnet32",
+        "resnet50",
+        "resnet50_imagenet",
+        "wrn",
+    ] = "mlp"
     hidden: tuple[PositiveInt, ...] = (50,)
     activation: Literal["tanh", "relu", "silu", "gelu", "sigmoid"] = "tanh"
+    depth: PositiveInt = 10
+    widen: PositiveInt = 1
     weight_init: Literal["default", "xavier_normal", "xavier_uniform", "kaiming_normal"] = "default"
     bias_init: Literal["default", "zeros", "standard_normal"] = "default"
 
@@ -67,6 +82,7 @@ class Recipe:
     weight_decay: L2 coefficient added to the gradient, as in torch; momentum: of SGD.
     schedule: ``poly`` is lr * (1 - t/total)^0.5 with total = ``poly_total`` * epochs,
     ``cosine`` is annealing to 0 over the epochs; both step once per epoch.
+    augment: what is done at random to each training image, see :mod:`uqbench.augmentation`.
     """
 
     __pydantic_config__ = _FORBID_UNKNOWN_KEYS
@@ -78,6 +94,7 @@ class Recipe:
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     schedule: Literal["none", "poly", "cosine"] = "none"
     poly_total: PositiveFloat = 10.0
+    augment: tuple[Literal["crop", "flip"], ...] = ()
 
 
 @dataclass(frozen=True)

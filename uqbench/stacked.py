@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
 
+from uqbench.architectures import ACTIVATIONS
 from uqbench.errors import UnsupportedError
-from uqbench.networks import ACTIVATIONS, as_matrix, is_tied
+from uqbench.networks import as_matrix, is_tied
 
 CHUNK_BYTES = 2**26
 """Size of the activations of the networks that run at once."""
@@ -19,10 +20,16 @@ State = Mapping[str, Tensor]
 
 
 def is_multilayer_perceptron(network: nn.Module) -> bool:
-    """Whether ``network`` is a sequence of distinct linear layers and elementwise activations."""
+    """Whether ``network`` is a sequence of distinct linear layers and elementwise activations.
+
+    It may begin with flattening.
+    """
     if type(network) is not nn.Sequential or is_tied(network):
         return False
-    return all(type(layer) in {nn.Linear, *ACTIVATIONS.values()} for layer in network)
+    layers = list(network)
+    if layers and type(layers[0]) is nn.Flatten:
+        layers = layers[1:]
+    return all(type(layer) in {nn.Linear, *ACTIVATIONS.values()} for layer in layers)
 
 
 class StackedNetworks:
@@ -43,7 +50,7 @@ class StackedNetworks:
         Raises UnsupportedError if the networks are random in eval mode.
         """
         if self._multilayer:
-            return self._products(state, inputs)
+            return self._products(state, inputs, shared)
         # functional dropout draws a mask for each network
         randomness = "different" if self.template.training else "error"
         stacked = vmap(self._single, (0, None if shared else 0), randomness=randomness)
@@ -60,10 +67,12 @@ class StackedNetworks:
     def _single(self, state: dict[str, Tensor], inputs: Tensor) -> Tensor:
         return as_matrix(functional_call(self.template, state, (inputs,)))
 
-    def _products(self, state: State, values: Tensor) -> Tensor:
+    def _products(self, state: State, values: Tensor, shared: bool) -> Tensor:
         members = len(next(iter(state.values())))
-        values = values.expand(members, *values.shape[-2:])
+        values = values.flatten(1).expand(members, -1, -1) if shared else values.flatten(2)
         for name, module in self.template.named_children():
+            if isinstance(module, nn.Flatten):
+                continue
             if not isinstance(module, nn.Linear):
                 values = module(values)
                 continue

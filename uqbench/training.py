@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from uqbench.augmentation import augmented
 from uqbench.context import ignore_progress
 from uqbench.data import Split
 from uqbench.errors import DivergenceError
@@ -26,8 +27,14 @@ from uqbench.problems import Recipe
 from uqbench.stacked import StackedNetworks
 from uqbench.threads import threads_for
 
+GATHERED_BYTES = 2**26
+"""Size up to which all members' rows are put in order at once."""
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs (M, B, C) and targets (M, B) to the members' mean losses (M,)."""
+
+Batch = tuple[Tensor, Tensor, Tensor | None]
+"""Inputs (M, B, ...), targets (M, B), and offsets (M, B, C) or None."""
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -251,28 +258,56 @@ class _Optimizer:
 
 def _epochs(
     split: Split, recipe: Recipe, seeds: Sequence[int], offsets: Tensor | None, shuffle: bool
-) -> Iterator[list]:
-    """Yield each epoch's batches: [(inputs (M, B, ...), targets (M, B), offsets (M, B, C)), ...].
-
-    ``offsets`` (M, n, C) may be None, and then are.
-    """
-    members = len(seeds)
+) -> Iterator[Iterator[Batch]]:
+    """Yield each epoch's batches; offsets: (M, n, C) or None."""
     bounds = batch_bounds(len(split), recipe.batch_size)
     generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
-    inputs = split.inputs.expand(members, *split.inputs.shape)
-    targets = split.targets.expand(members, *split.targets.shape)
-    added = offsets
-    each = torch.arange(members, device=split.inputs.device).unsqueeze(1)
+    orders = torch.arange(len(split)).expand(len(seeds), -1)
     for _ in range(recipe.epochs):
-        if len(bounds) > 1 and shuffle:
-            orders = [torch.randperm(len(split), generator=g) for g in generators]
-            order = torch.stack(orders).to(split.inputs.device)
-            inputs, targets = split.inputs[order], split.targets[order]
-            added = None if offsets is None else offsets[each, order]
-        yield [
-            (inputs[:, a:b], targets[:, a:b], None if added is None else added[:, a:b])
-            for a, b in bounds
-        ]
+        if len(bounds) == 1:
+            batches = _whole(split, offsets, len(seeds))
+        else:
+            if shuffle:
+                orders = torch.stack([torch.randperm(len(split), generator=g) for g in generators])
+            batches = _ordered(split, offsets, orders.to(split.inputs.device), bounds)
+        yield _augmented(batches, recipe.augment, generators) if recipe.augment else batches
+
+
+def _augmented(
+    batches: Iterator[Batch], kinds: Sequence[str], generators: Sequence[torch.Generator]
+) -> Iterator[Batch]:
+    for inputs, targets, added in batches:
+        members = zip(inputs, generators, strict=True)
+        yield torch.stack([augmented(images, kinds, g) for images, g in members]), targets, added
+
+
+def _whole(split: Split, offsets: Tensor | None, members: int) -> Iterator[Batch]:
+    """Yield the split as the one batch of all members."""
+    inputs = split.inputs.expand(members, *split.inputs.shape)
+    yield inputs, split.targets.expand(members, -1), offsets
+
+
+def _ordered(
+    split: Split, offsets: Tensor | None, orders: Tensor, bounds: Sequence[tuple[int, int]]
+) -> Iterator[Batch]:
+    """Yield batches of each member's own order of the rows, (M, n).
+
+    Small splits are put in order once per epoch, of which batches are then views: that costs less
+    than a gather per step.
+    """
+    each = torch.arange(len(orders), device=orders.device).unsqueeze(1)
+    small = split.inputs.nbytes * len(orders) <= GATHERED_BYTES
+    if small:
+        inputs, targets = split.inputs[orders], split.targets[orders]
+        added = None if offsets is None else offsets[each, orders]
+    for start, stop in bounds:
+        if small:
+            part = None if added is None else added[:, start:stop]
+            yield inputs[:, start:stop], targets[:, start:stop], part
+        else:
+            rows = orders[:, start:stop]
+            part = None if offsets is None else offsets[each, rows]
+            yield split.inputs[rows], split.targets[rows], part
 
 
 def _activations(rows: int, parameters: Sequence[Tensor]) -> int:

@@ -220,7 +220,7 @@ def test_a_regression_on_one_feature_keeps_its_predictions_and_a_curve(tmp_path)
     (saved,) = found
     data = problem_data(one.problem, 0)
     network, _ = cached_network(
-        build_network(one.problem.network, 1, 1).double(),
+        build_network(one.problem.network, (1,), 1).double(),
         pytest.fail,  # the checkpoint is there
         one.map_checkpoint,
         tmp_path,

@@ -27,7 +27,7 @@ def split(truths):
 
 
 def networks(count, outputs=1):
-    template = build_network(SPEC, 3, outputs).double()
+    template = build_network(SPEC, (3,), outputs).double()
     return [initialise(copy.deepcopy(template), SPEC, seed) for seed in range(count)]
 
 
@@ -193,15 +193,15 @@ def test_schedules_step_once_per_epoch():
 
 
 def test_a_seed_means_the_same_initialisation_in_every_dtype():
-    double = initialise(build_network(SPEC, 3, 1).double(), SPEC, 5)
-    single = initialise(build_network(SPEC, 3, 1).float(), SPEC, 5)
+    double = initialise(build_network(SPEC, (3,), 1).double(), SPEC, 5)
+    single = initialise(build_network(SPEC, (3,), 1).float(), SPEC, 5)
     for a, b in zip(double.parameters(), single.parameters(), strict=True):
         assert torch.equal(a.float(), b)
 
 
 def test_initialisation_has_the_schemes_moments():
     spec = NetworkSpec(hidden=(400,), weight_init="xavier_normal", bias_init="standard_normal")
-    network = initialise(build_network(spec, 300, 1).double(), spec, 0)
+    network = initialise(build_network(spec, (300,), 1).double(), spec, 0)
     assert network[0].weight.std().item() == pytest.approx((2 / 700) ** 0.5, rel=0.01)
     assert network[0].bias.std().item() == pytest.approx(1, rel=0.1)
 

@@ -15,7 +15,7 @@ from uqbench.context import Context
 from uqbench.data import Split, TrainingData
 from uqbench.evaluator import train_map
 from uqbench.method import Task
-from uqbench.networks import build_network, isolated_randomness
+from uqbench.networks import isolated_randomness
 from uqbench.problems import NetworkSpec, Problem, Recipe
 
 FEATURES, HIDDEN, CLASSES = 3, 12, 3
@@ -89,7 +89,7 @@ UNUSUAL = (
     Architecture("missing biases", lambda outputs: _sequence(outputs, bias=False), ("bias",)),
     Architecture(CONVOLUTIONS, _convolutions, ("Conv", "image", "inputs of shape")),
 )
-_BUILDERS = {architecture.name: architecture.build for architecture in UNUSUAL}
+_BUILDERS = {PLAIN: _sequence, **{unusual.name: unusual.build for unusual in UNUSUAL}}
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,8 @@ def tiny_problem(task: Task, architecture: str, dtype: str, trained: bool) -> Ti
         dtype=dtype,
     )
     data, inputs = _data(task, images=architecture == CONVOLUTIONS)
-    if architecture == PLAIN:
-        network = build_network(problem.network, FEATURES, data.num_outputs)
-    else:
-        with isolated_randomness(0):
-            network = _BUILDERS[architecture](data.num_outputs)
+    with isolated_randomness(0):
+        network = _BUILDERS[architecture](data.num_outputs)
     network = network.double()
     if trained:
         network = train_map(problem, network, data, seed=0)
