@@ -40,7 +40,7 @@ class SGLD(Method):
     Regression: σ, of ``noise_grid``, has the highest validation likelihood at the MAP network. The
     variance of y is the samples' variance + σ², σ chosen anew with the lowest validation NLL.
 
-    samples: S, at equal distances along the steps after burn-in, of all chains together; fewer if
+    samples: S, of all chains together, at equal distances along the steps after burn-in; fewer if
     there are fewer steps.
     epochs, batch_size: of each chain. burn_in: the part of the steps that is discarded.
     chains: how many run at once, as one batched program.
@@ -65,6 +65,12 @@ class SGLD(Method):
     prior_precision: NonNegativeFloat | None = None
     noise_factor: NonNegativeFloat = 1.0
     noise_grid: Grid = NOISE_GRID
+
+    def __post_init__(self) -> None:
+        if self.samples % self.chains:
+            raise ValueError(
+                f"samples must be a multiple of chains, got {self.samples} and {self.chains}"
+            )
 
     def fit(
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
@@ -147,26 +153,26 @@ class SGLD(Method):
             parameter.add_(noise, alpha=self.noise_factor * math.sqrt(size))
 
     def _kept(self, steps: int) -> range:
-        """The steps at whose end a sample is taken from every chain, counted from 0."""
+        """The steps, counted from 0, after which every chain gives a sample."""
         first = math.floor(self.burn_in * steps)
         if self.chains * (steps - first) < 2:
             raise UsageError(f"sgld.epochs: {steps} steps leave no two samples after burn-in")
-        thinning = max((steps - first) * self.chains // self.samples, 1)
-        return range(steps - 1, first - 1, -thinning)
+        each = self.samples // self.chains
+        thinning = max((steps - first) // each, 1)
+        return range(steps - 1, first - 1, -thinning)[:each]
 
     def _batches(
         self, split: Split, bounds: list[tuple[int, int]], context: Context
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of all epochs: inputs (M, B, ...), targets (M, B) of M chains."""
+        rows = torch.arange(len(split), device=context.device).expand(self.chains, -1)
         for _ in range(self.epochs):
-            orders = [
-                torch.randperm(len(split), generator=context.generator, device=context.device)
-                for _ in range(self.chains)
-            ]
-            order = torch.stack(orders)
+            if len(bounds) > 1:
+                keys = torch.rand(rows.shape, generator=context.generator, device=context.device)
+                rows = keys.argsort(1)
             for first, last in bounds:
-                rows = order[:, first:last]
-                yield split.inputs[rows], split.targets[rows]
+                batch = rows[:, first:last]
+                yield split.inputs[batch], split.targets[batch]
 
 
 @dataclass(frozen=True)
