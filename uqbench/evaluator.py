@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,8 +156,6 @@ def evaluate_method(
     Raises ContractError if the method returns what it must not.
     """
     device = context.device
-    for library in method.libraries:
-        import_module(library)
     memory.reset_peak_host_bytes()
     memory.reset_peak_device_bytes(device)
 
@@ -172,6 +169,7 @@ def evaluate_method(
         return concatenate(batches)
 
     with global_state_restored():
+        method.import_libraries()
         with Stopwatch(device) as fitting:
             posterior = method.fit(problem, data.fit, network, context)
         require_posterior(posterior)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -45,7 +46,12 @@ class Method(ABC):
     deterministic: ClassVar[frozenset[Task]] = frozenset()
     """Tasks in which the posterior does not depend on the seed."""
     libraries: ClassVar[tuple[str, ...]] = ()
-    """Modules that take long to import; they are imported before the clock of ``fit`` starts."""
+    """Modules that ``fit`` uses and that take long to import: no clock runs while they are."""
+
+    def import_libraries(self) -> None:
+        """Import ``libraries``; called before ``fit``."""
+        for library in self.libraries:
+            import_module(library)
 
     def check_task(self, task: Task) -> None:  # noqa: B027
         """Raise UsageError if these settings make no sense for ``task``; called before any work."""

@@ -88,6 +88,7 @@ class Trial:
     """
 
     def __init__(self, method: Method, task: Task, cuda: str | None = None) -> None:
+        method.import_libraries()  # what an import does to the process is not the method's doing
         self.method = method
         self.task = task
         self.cuda = cuda
