@@ -138,8 +138,8 @@ def test_the_likelihood_weighs_as_much_as_there_are_rows(truths, task):
         - vector(network)
         for rows in (data, repeated(data, 2))
     ]
-    # the second step starts where the first has ended
-    torch.testing.assert_close(moved[1], 2 * moved[0], rtol=0.02, atol=1e-6)
+    # not equal, as the second step starts where the first has ended
+    assert (moved[1] - 2 * moved[0]).norm() < 0.01 * moved[1].norm()
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e-3])

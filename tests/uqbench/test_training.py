@@ -8,7 +8,9 @@ from uqbench.data import Split
 from uqbench.errors import DivergenceError
 from uqbench.networks import build_network, initialise, with_outputs
 from uqbench.problems import NetworkSpec, Recipe
+from uqbench.stacked import flattened
 from uqbench.training import (
+    Extras,
     batch_bounds,
     can_be_batched,
     cross_entropy,
@@ -167,6 +169,96 @@ def test_a_diverging_training_is_an_error_that_names_the_step_size(split):
     recipe = Recipe(optimizer="sgd", lr=1e9, epochs=50)
     with pytest.raises(DivergenceError, match="lr 1e"):
         train(networks(1)[0], split, recipe, squared_error, seed=0)
+
+
+def with_batch_norm(count):
+    """Networks that are trained one after another."""
+    torch.manual_seed(0)
+    layers = [
+        [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)] for _ in range(count)
+    ]
+    return [nn.Sequential(*modules).double() for modules in layers]
+
+
+@pytest.mark.parametrize("build", [networks, with_batch_norm])
+def test_offsets_scales_and_penalties_belong_to_their_members(split, build):
+    """Against torch's own SGD on (s(f + δ) − y)² + ½ d ‖θ‖², one member at a time."""
+    starts, members = build(3), range(3)
+    generator = torch.Generator().manual_seed(0)
+    offsets = torch.randn(3, len(split), 1, generator=generator, dtype=torch.float64)
+    scales = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    decays = torch.tensor([0.0, 0.1, 1.0], dtype=torch.float64)
+    ends = {member: [] for member in members}
+
+    def penalty(stacks, part):
+        return decays[part] / 2 * flattened(stacks).square().sum(1)
+
+    def after_epoch(stacks, part):
+        assert not torch.is_grad_enabled()
+        for member, vector in zip(members[part], flattened(stacks), strict=True):
+            ends[member].append(vector.clone())
+
+    recipe = Recipe(optimizer="sgd", lr=1e-2, epochs=5, batch_size=10)
+    extras = Extras(offsets=offsets, scales=scales, penalty=penalty, after_epoch=after_epoch)
+    trained = train_ensemble(starts, split, recipe, squared_error, members, extras=extras)
+    for member in members:
+        naive = copy.deepcopy(starts[member]).train()
+        optimizer = torch.optim.SGD(
+            naive.parameters(), 1e-2, momentum=0.9, weight_decay=decays[member].item()
+        )
+        order = torch.Generator().manual_seed(member)
+        for epoch in range(5):
+            for batch in torch.randperm(len(split), generator=order).split(10):
+                outputs = scales[member] * (naive(split.inputs[batch]) + offsets[member, batch])
+                optimizer.zero_grad()
+                (outputs.squeeze(-1) - split.targets[batch]).square().mean().backward()
+                optimizer.step()
+            vector = nn.utils.parameters_to_vector(naive.parameters())
+            torch.testing.assert_close(ends[member][epoch], vector, rtol=1e-10, atol=1e-12)
+        vector = nn.utils.parameters_to_vector(trained[member].parameters())
+        torch.testing.assert_close(ends[member][-1], vector, rtol=0, atol=0)
+
+
+def test_rows_keep_their_order_without_shuffling(split):
+    recipe = Recipe(optimizer="sgd", lr=1e-2, epochs=3, batch_size=10)
+    extras = Extras(shuffle=False)
+    network = networks(1)[0]
+    (trained,) = train_ensemble([network], split, recipe, squared_error, [0], extras=extras)
+    naive = copy.deepcopy(network)
+    optimizer = torch.optim.SGD(naive.parameters(), 1e-2, momentum=0.9)
+    for _ in range(3):
+        for inputs, targets in zip(split.inputs.split(10), split.targets.split(10), strict=True):
+            optimizer.zero_grad()
+            (naive(inputs).squeeze(-1) - targets).square().mean().backward()
+            optimizer.step()
+    for ours, theirs in zip(trained.parameters(), naive.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("build", [networks, with_batch_norm])
+def test_members_may_diverge_alone_if_the_caller_says_so(split, build):
+    starts = build(3)
+    decays = torch.tensor([0.0, 1e30, 0.1], dtype=torch.float64)
+    recipe = Recipe(optimizer="sgd", lr=1e-2, epochs=20, batch_size=10)
+
+    def train_all(may_diverge, decays):
+        def penalty(stacks, part):
+            return decays[part] / 2 * flattened(stacks).square().sum(1)
+
+        extras = Extras(penalty=penalty, may_diverge=may_diverge)
+        return train_ensemble(starts, split, recipe, squared_error, [0, 1, 2], extras=extras)
+
+    trained = train_all(True, decays)
+    decays[1] = 0.0
+    expected = train_all(False, decays)
+    for member in (0, 2):
+        found, wanted = trained[member].parameters(), expected[member].parameters()
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    assert not any(parameter.isfinite().any() for parameter in trained[1].parameters())
+    decays[1] = 1e30
+    with pytest.raises(DivergenceError, match="not finite"):
+        train_all(False, decays)
 
 
 def test_training_leaves_the_given_network_and_the_global_random_state_alone(split):
