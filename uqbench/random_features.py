@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from uqbench.data import Split
-from uqbench.errors import UnsupportedError
+from uqbench.errors import UnsupportedError, UsageError
 from uqbench.networks import as_matrix, last_linear
 
 ROWS = 1000
@@ -28,7 +28,7 @@ class RandomFeatureNetwork(nn.Module):
     inputs: a few, to try out; ``network`` is in eval mode.
 
     Raises UnsupportedError, which names the layer, if the last linear layer's output is not the
-    network's.
+    network's, and UsageError if there is nothing to normalise.
     """
 
     def __init__(
@@ -43,6 +43,11 @@ class RandomFeatureNetwork(nn.Module):
 
         super().__init__()
         name, head = last_linear(network)
+        if normalise and head.in_features == 1:
+            raise UsageError(
+                f"sngp.normalise: layer '{name}' has one input, of which nothing would be left; "
+                "set it to false"
+            )
         self.body = _without(network, name)
         _require_output_layer(network, self.body, name, head, inputs)
         self.length_scale = length_scale

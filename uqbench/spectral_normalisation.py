@@ -64,14 +64,16 @@ def _bound_convolution(name: str, layer: nn.Conv2d, coefficient: float, size: to
     from lightning_uq_box.uq_methods.spectral_normalized_layers import spectral_norm_conv
 
     original = copy.deepcopy(layer)
-    # elsewhere, the library takes the dilation for 1 and the padding for zeros, and says nothing
+    # where these do not hold, the library computes another convolution's norm and says nothing
     supported = set(layer.dilation) == {1} and layer.padding_mode == "zeros"
+    supported = supported and all(side % 2 for side in layer.kernel_size)
     try:
-        # the library's power iteration starts in single precision on the CPU
-        spectral_norm_conv(layer.float().cpu(), coefficient, size)
-        (hook,) = layer._forward_pre_hooks.values()
-        hook.compute_weight(layer, do_power_iteration=True)
-    except RuntimeError:
+        if supported:
+            # the library's power iteration starts in single precision on the CPU
+            spectral_norm_conv(layer.float().cpu(), coefficient, size)
+            (hook,) = layer._forward_pre_hooks.values()
+            hook.compute_weight(layer, do_power_iteration=True)
+    except RuntimeError:  # the shapes of the map and its transpose do not fit
         supported = False
     if not supported:
         raise UnsupportedError(
