@@ -29,9 +29,9 @@ class VariationalInference(Method):
 
     What is minimised is −ELBO/n = (1/n) Σ_i E_q[−log p(y_i | x_i, θ)] + KL(q ‖ p)/n with the prior
     p(θ) = N(prior_mu, prior_sigma² I) and s = log(1 + e^ρ). Each step draws one θ, in the layers
-    that bayesian-torch puts in the network's place. The KL is the sum over all weights;
-    bayesian-torch's own is averaged over each tensor's, which all but removes the prior. It stands
-    in the place of the recipe's weight decay.
+    that bayesian-torch puts in the network's place. The KL is the sum over all weights
+    (bayesian-torch's own is the mean over each tensor's, which all but removes the prior), and
+    stands in the place of the recipe's weight decay.
 
     Classification: cross-entropy, and the moments of the samples' softmax. Regression: y is
     N(f(x, θ), σ²); variance of y = the samples' unbiased variance + σ². The ELBO is maximised for
