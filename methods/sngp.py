@@ -45,7 +45,7 @@ class SNGP(Method):
     softmax, if it is "softmax", as in Liu et al.'s equation 9: that variance is large where the
     network is unsure, not where the training data are far.
 
-    (lightning-uq-box's own SNGP, which the NUQLS paper runs, has a kernel of variance D/8 with l = 1
+    (lightning-uq-box's own SNGP, which the NUQLS paper runs, has a kernel of variance D/8 and l = 1
     on h projected to 128 numbers of variance 1, and sums φφᵀ while the network still changes.)
 
     spectral_norm: c. random_features: D. ridge: the kernel's variance is its inverse.
