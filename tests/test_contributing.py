@@ -63,7 +63,7 @@ def test_the_other_commands_name_what_there_is():
 
 def test_the_tags_that_it_explains_are_there():
     tags = re.findall(r"^\| `(\w+)` \| (?:both|`True`|none) \|", TEXT, re.MULTILINE)
-    assert tags == ["tasks", "post_hoc", "deterministic"]
+    assert tags == ["tasks", "post_hoc", "deterministic", "libraries"]
     assert all(hasattr(Method, tag) for tag in tags)
     assert all(hasattr(Posterior, name) for name in ("tuned", "forward_passes"))
 

@@ -185,6 +185,11 @@ FAULTS = [
         r"fit raised AttributeError: .*'training' \(line \d+ of faulty\.py\)",
     ),
     (
+        "fits and predicts",
+        class_with("libraries = ('no_such_library',)"),
+        "import_libraries raised ModuleNotFoundError: No module named 'no_such_library'",
+    ),
+    (
         "predicts finite values",
         fit_that(after="posterior.variance = float('inf')"),
         "4 of 4 values of the predictive variance are not finite",

@@ -24,7 +24,7 @@ from uqbench.registry import Settings, build_method, load_plugins
 from uqbench.worker import resolve_device
 
 REASON_LENGTH = 300
-SMALL = {"epochs": 3, "members": 4, "networks": 2, "samples": 10}
+SMALL = {"epochs": 3, "members": 4, "networks": 2, "random_features": 64, "samples": 10}
 """Settings that trials cut down to these values, by name."""
 Outcome = tuple[Literal["ok", "failed", "skipped", "unjudged"], str]
 """A status, and the reason for it."""

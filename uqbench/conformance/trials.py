@@ -88,7 +88,6 @@ class Trial:
     """
 
     def __init__(self, method: Method, task: Task, cuda: str | None = None) -> None:
-        method.import_libraries()  # what an import does to the process is not the method's doing
         self.method = method
         self.task = task
         self.cuda = cuda
@@ -138,6 +137,8 @@ class Trial:
 
 
 def _observed_fit(method: Method, tiny: TinyProblem, seed: int, outside: int) -> Fitted:
+    # what an import does to the process is not the method's doing
+    _called(method, "import_libraries", method.import_libraries)
     with global_state_restored():
         torch.manual_seed(outside)
         np.random.seed(outside)  # noqa: NPY002
