@@ -67,11 +67,15 @@ def ece(probabilities: ArrayLike, labels: ArrayLike) -> float:
         return _NAN
     confidence = probabilities.max(-1)
     correct = probabilities.argmax(-1) == labels
-    # rounding may leave a confidence a little above 1
-    edges = np.arange(1, ECE_BINS + 1) / ECE_BINS
-    bins = np.searchsorted(edges, np.minimum(confidence, 1), side="left")
-    gaps = np.bincount(bins, weights=correct - confidence, minlength=ECE_BINS)
+    gaps = np.bincount(ece_bins(confidence), correct - confidence, minlength=ECE_BINS)
     return float(np.abs(gaps).sum() / len(labels))
+
+
+def ece_bins(confidence: ArrayLike) -> NDArray[np.intp]:
+    """Return the bin of :func:`ece`, 0..9, that each confidence (N,) lies in."""
+    edges = np.arange(1, ECE_BINS + 1) / ECE_BINS
+    # rounding may leave a confidence a little above 1
+    return np.searchsorted(edges, np.minimum(confidence, 1), side="left")
 
 
 def classification_metrics(

@@ -16,6 +16,7 @@ from scipy.special import entr
 
 from uqbench.metrics._arrays import (
     Floats,
+    average,
     probability_matrix,
     variance_matrix,
     vector,
@@ -42,6 +43,26 @@ def auroc(positive_scores: ArrayLike, negative_scores: ArrayLike) -> float:
     return float((below + below_or_tied) / (2 * len(positive) * len(negative)))
 
 
+def roc_curve(positive_scores: ArrayLike, negative_scores: ArrayLike) -> tuple[Floats, Floats]:
+    """Receiver operating characteristic: false-positive and true-positive rate, (m,) each.
+
+    Shares of the negatives and of the positives that score at least t, for t from above the highest
+    score (the point 0, 0) down through every distinct one (to 1, 1). The straight lines between the
+    points enclose :func:`auroc`. Where that is NaN, the curve is the one point (NaN, NaN).
+    """
+    positive = vector(positive_scores, "positive_scores")
+    negative = vector(negative_scores, "negative_scores")
+    if _undefined(positive, negative):
+        return np.array([_NAN]), np.array([_NAN])
+    thresholds = np.unique(np.concatenate([positive, negative]))[::-1]
+
+    def rate(scores: Floats) -> Floats:
+        below = np.searchsorted(np.sort(scores), thresholds, side="left")
+        return np.append(0, len(scores) - below) / len(scores)
+
+    return rate(negative), rate(positive)
+
+
 def fpr95(positive_scores: ArrayLike, negative_scores: ArrayLike) -> float:
     """False-positive rate at 95% true-positive rate.
 
@@ -57,21 +78,31 @@ def fpr95(positive_scores: ArrayLike, negative_scores: ArrayLike) -> float:
     return float(np.mean(negative >= threshold))
 
 
-def aurc(confidences: ArrayLike, losses: ArrayLike) -> float:
-    """Area under the risk–coverage curve of selective prediction, (1/n) Σ_k risk(k).
+def risk_coverage(confidences: ArrayLike, losses: ArrayLike) -> tuple[Floats, Floats]:
+    """Risk–coverage curve of selective prediction: coverage k/n and risk(k), (n,) each, k = 1..n.
 
-    risk(k) is the mean loss of the k most confident points (Geifman & El-Yaniv 2017; the area:
-    Geifman, Uziel & El-Yaniv 2019). With 0/1 losses (1: wrong) range [0, 1]; lower is better; a
-    useless confidence gives the error rate. Points of equal confidence count as in the mean over
-    all their orders, so the result does not depend on the order of the rows.
+    risk(k) is the mean loss of the k most confident points (Geifman & El-Yaniv 2017). Points of
+    equal confidence count as in the mean over all their orders, so the result does not depend on
+    the order of the rows. A NaN in the inputs makes every risk NaN.
     """
     confidences, losses = vectors(confidences=confidences, losses=losses)
+    ranks = np.arange(1, len(confidences) + 1)
+    coverage = ranks / max(len(ranks), 1)
     if _undefined(confidences, losses):
-        return _NAN
+        return coverage, np.full(len(ranks), _NAN)
     _, group, sizes = np.unique(-confidences, return_inverse=True, return_counts=True)
     # in a random order every member of a tie expects the mean loss of the tie
     expected = np.repeat(np.bincount(group, weights=losses) / sizes, sizes)
-    return float(np.mean(np.cumsum(expected) / np.arange(1, len(expected) + 1)))
+    return coverage, np.cumsum(expected) / ranks
+
+
+def aurc(confidences: ArrayLike, losses: ArrayLike) -> float:
+    """Area under the risk–coverage curve, (1/n) Σ_k risk(k) of :func:`risk_coverage`.
+
+    Geifman, Uziel & El-Yaniv 2019. With 0/1 losses (1: wrong) range [0, 1]; lower is better; a
+    useless confidence gives the error rate.
+    """
+    return average(risk_coverage(confidences, losses)[1])
 
 
 def predictive_entropy(probabilities: ArrayLike) -> Floats:

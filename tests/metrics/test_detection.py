@@ -5,8 +5,10 @@ import math
 
 import numpy as np
 import pytest
+from scipy.integrate import trapezoid
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from uqbench.metrics import detection
 from uqbench.metrics.detection import (
     auc_roc,
     aurc,
@@ -17,6 +19,7 @@ from uqbench.metrics.detection import (
     ood_auc,
     ood_metrics,
     predictive_entropy,
+    risk_coverage,
 )
 
 NAN = float("nan")
@@ -62,6 +65,25 @@ def test_infinite_scores_are_ordinary_and_nan_scores_make_auroc_nan():
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("seed", range(4))
+def test_the_roc_curve_is_scikit_learns_and_encloses_the_auroc(seed, tied):
+    positive, negative = groups(seed, tied)
+    false, true, _ = roc_curve(
+        [1] * len(positive) + [0] * len(negative),
+        np.concatenate([positive, negative]),
+        drop_intermediate=False,
+    )
+    curve = detection.roc_curve(positive, negative)
+    np.testing.assert_allclose(curve, (false, true), rtol=1e-15, atol=0)
+    assert trapezoid(curve[1], curve[0]) == pytest.approx(auroc(positive, negative), rel=1e-13)
+
+
+def test_the_roc_curve_of_a_missing_group_is_undefined():
+    for positive, negative in (([], [1.0]), ([1.0], []), ([NAN], [1.0])):
+        assert np.isnan(detection.roc_curve(positive, negative)).all()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("seed", range(4))
 def test_fpr95_is_the_first_point_of_the_roc_curve_that_reaches_95_percent(seed, tied):
     positive, negative = groups(seed, tied)
     false_rate, true_rate, _ = roc_curve(
@@ -79,6 +101,21 @@ def test_fpr95_by_hand():
     assert fpr95(positive[1:], [1.5, 2.0]) == 0.5  # 18 of 19 would be too few
     assert fpr95([1, 1], [1, 1]) == 1
     assert math.isnan(fpr95([], [1.0]))
+
+
+def test_the_risk_coverage_curve_by_hand():
+    # most confident first: right, then a tie of one right and one wrong
+    coverage, risk = risk_coverage([0.7, 0.9, 0.7], [1, 0, 0])
+    np.testing.assert_allclose(coverage, [1 / 3, 2 / 3, 1], rtol=1e-15)
+    np.testing.assert_allclose(risk, [0, 0.5 / 2, 1 / 3], rtol=1e-15)
+    assert aurc([0.7, 0.9, 0.7], [1, 0, 0]) == risk.mean()
+
+
+def test_the_risk_of_no_points_and_of_nan_is_undefined():
+    assert [len(part) for part in risk_coverage([], [])] == [0, 0]
+    coverage, risk = risk_coverage([0.5, NAN], [0, 1])
+    assert coverage.tolist() == [0.5, 1]
+    assert np.isnan(risk).all()
 
 
 def test_aurc_by_hand():
