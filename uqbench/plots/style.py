@@ -1,0 +1,112 @@
+"""The look that pictures share: colours, panels, lines, titles, and what is said of gaps."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+BLUE, GREEN, VERMILLION = "#0072B2", "#009E73", "#D55E00"
+ORANGE, PURPLE, SKY, BLACK = "#E69F00", "#CC79A7", "#56B4E9", "#000000"
+"""Okabe and Ito's palette, which people with any colour vision can tell apart. Its yellow is left
+out: lines of it are lost on white."""
+
+_DASHES = ("-", "--", "-.", ":")
+_PANEL_INCHES = (3.2, 2.5)
+_TITLE_CHARACTERS, _CHARACTERS_PER_INCH = 38, 9
+_LINES_INCHES = (7.6, 4.4)
+_LINES_TITLE_CHARACTERS, _LEGEND_CHARACTERS, _LEGEND_LINE_INCHES = 45, 34, 0.15
+
+
+def line_styles() -> Iterator[dict[str, str]]:
+    """Yield colour and dashes of one line after the other; the first 28 differ."""
+    while True:
+        for dashes in _DASHES:
+            for colour in (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK):
+                yield {"color": colour, "linestyle": dashes}
+
+
+def panel_grid(number: int, x_label: str, y_label: str) -> tuple[Figure, list[Axes]]:
+    """Return a picture of panels on common axes, as near to a square as they fill.
+
+    Axis labels stand below and to the left of the outer panels.
+    """
+    columns = number if number < 4 else math.ceil(math.sqrt(number))
+    rows = math.ceil(number / columns)
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(width * columns + 0.4, height * rows + 0.9), layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for unused in grid[number:]:
+        unused.remove()
+    panels = list(grid[:number])
+    for axes in panels[max(number - columns, 0) :]:
+        axes.set_xlabel(x_label)
+        axes.xaxis.set_tick_params(labelbottom=True)
+    for axes in panels[::columns]:
+        axes.set_ylabel(y_label)
+    return figure, panels
+
+
+def panel_legend(figure: Figure) -> None:
+    """Explain what the first panel that shows anything shows, below all panels."""
+    shown = next(axes for axes in figure.axes if axes.lines).get_legend_handles_labels()
+    one_column = figure.axes[0].get_gridspec().ncols == 1
+    columns = 2 if one_column else len(shown[0])
+    figure.legend(*shown, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def panel_title(axes: Axes, title: str) -> None:
+    """Put a method's label above its panel."""
+    wrapped = textwrap.fill(title, _TITLE_CHARACTERS)
+    axes.set_title(wrapped, fontsize="medium", parse_math=False)
+
+
+def panel_reason(axes: Axes, reason: str) -> None:
+    """Say in the middle of a panel why it shows nothing."""
+    axes.text(
+        0.5,
+        0.5,
+        textwrap.fill(reason, _TITLE_CHARACTERS),
+        transform=axes.transAxes,
+        horizontalalignment="center",
+        verticalalignment="center",
+        fontsize="small",
+        parse_math=False,
+    )
+
+
+def picture_title(figure: Figure, title: str) -> None:
+    """Put a title above the whole picture."""
+    wrapped = textwrap.fill(title, int(_CHARACTERS_PER_INCH * figure.get_figwidth()))
+    figure.suptitle(wrapped, fontsize="large", parse_math=False)
+
+
+def line_picture(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    """Return a picture with room for one line per method, and for a legend on its right."""
+    figure = Figure(figsize=_LINES_INCHES, layout="constrained")
+    axes = figure.subplots()
+    wrapped = textwrap.fill(title, _LINES_TITLE_CHARACTERS)
+    axes.set_title(wrapped, fontsize="large", parse_math=False)
+    axes.set(xlabel=x_label, ylabel=y_label)
+    return figure, axes
+
+
+def line_legend(figure: Figure, entries: Iterable[tuple[Line2D | None, str, str]]) -> None:
+    """List the methods on the right of a picture, which grows with the list.
+
+    entries: the line (None: there is none), the method's label, and its number or why it has none.
+    """
+    handles, texts = [], []
+    for line, label, remark in entries:
+        handles.append(line or Line2D([], [], linestyle="none"))
+        texts.append(textwrap.fill(f"{label}: {remark}", _LEGEND_CHARACTERS))
+    look = {"loc": "outside right upper", "frameon": False, "handlelength": 3}
+    legend = figure.legend(handles, texts, **look)
+    for text in legend.get_texts():
+        text.set(fontsize="small", parse_math=False)
+    height = sum(_LEGEND_LINE_INCHES * (1.5 + text.count("\n")) for text in texts)
+    figure.set_figheight(max(_LINES_INCHES[1], height))
