@@ -1,9 +1,10 @@
-"""Ten networks trained as one batched program against ten trainings one after another.
+"""Networks trained as one batched program against the same trainings one after another.
 
     UQBENCH_DATA=... python benchmarks/ensembles.py energy kin8nm
 
-Members are deep-ensemble members (two heads, Gaussian NLL) with the data set's own recipe and
-``--epochs`` epochs; both orders run in one process, alternating, after a warm-up.
+``de``: ten members of a deep ensemble (two heads, Gaussian NLL) with the data set's own recipe.
+``swag``: SGD from the MAP network with the three weight decays of SWAG's grid, its iterates
+collected. Both run ``--epochs`` epochs, in both orders alternately in one process, after a warm-up.
 """
 
 import argparse
@@ -17,13 +18,68 @@ from machine import describe
 from nuqls_uci import prepare
 from rich.console import Console
 from rich.table import Table
+from torch.nn.utils import parameters_to_vector
 
+from uqbench.context import Context
 from uqbench.methods.de import gaussian_nll
 from uqbench.networks import initialise, with_outputs
 from uqbench.registry import build_method
 from uqbench.training import overridden, train_ensemble
 
 MEMBERS = 10
+
+
+def deep_ensemble(problem, data, network, epochs):
+    """Return the training of some of the members, of which it returns the parameters (m, p)."""
+    method = build_method("de", problem.methods["de"])
+    recipe = overridden(
+        problem.training, lr=method.lr, optimizer=method.optimizer, schedule=method.schedule
+    )
+    recipe = replace(recipe, epochs=epochs)
+    starts = [
+        initialise(with_outputs(network, 2), problem.network, seed) for seed in range(MEMBERS)
+    ]
+
+    def train(members):
+        some = [starts[member] for member in members]
+        trained = train_ensemble(some, data.train, recipe, gaussian_nll, members)
+        return torch.stack([parameters_to_vector(n.parameters()).detach() for n in trained])
+
+    return train, range(MEMBERS)
+
+
+def swag_grid(problem, data, network, epochs):
+    """Likewise of some weight decays of the grid: the means of their iterates."""
+    method = build_method("swag", problem.methods.get("swag", {}))
+    recipe = replace(problem.training, optimizer="sgd", schedule="none", weight_decay=0.0)
+    recipe = replace(recipe, epochs=epochs)
+    context = Context(torch.device("cpu"), data.train.inputs.dtype, 0)
+
+    def train(decays):
+        some = replace(method, weight_decay_grid=tuple(decays))
+        return some._train(network, data, recipe, 0, context).mean
+
+    return train, method.weight_decay_grid
+
+
+def compare(train, members, repeats):
+    """Return the median seconds together and one by one, and how far the results are apart."""
+
+    def together():
+        return train(members)
+
+    def one_by_one():
+        return torch.cat([train([member]) for member in members])
+
+    seconds, found = {together: [], one_by_one: []}, {}
+    for repeat in range(repeats + 1):
+        for run in seconds:
+            start = time.perf_counter()
+            found[run] = run()
+            if repeat:
+                seconds[run].append(time.perf_counter() - start)
+    difference = (found[together] - found[one_by_one]).abs().max().item()
+    return *(statistics.median(values) for values in seconds.values()), difference
 
 
 def main():
@@ -33,52 +89,25 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     table = Table(title=describe(), title_justify="left")
-    for column in ("data set", "dtype", "together (s)", "one by one (s)", "ratio", "difference"):
-        table.add_column(column, justify="right")
+    columns = ("method", "data set", "dtype", "together (s)", "one by one (s)", "ratio")
+    for column in (*columns, "difference"):
+        table.add_column(column, justify="right" if column in columns[3:] else "left")
     for dtype in (torch.float64, torch.float32):
-        ratios = []
-        for name in arguments.names:
-            problem, data, _, network = prepare(name, dtype)
-            method = build_method("de", problem.methods["de"])
-            recipe = overridden(
-                problem.training, lr=method.lr, optimizer=method.optimizer, schedule=method.schedule
-            )
-            recipe = replace(recipe, epochs=arguments.epochs)
-            starts = [
-                initialise(with_outputs(network, 2), problem.network, seed)
-                for seed in range(MEMBERS)
-            ]
-            seeds = list(range(MEMBERS))
-
-            def together():
-                return train_ensemble(starts, data.train, recipe, gaussian_nll, seeds)  # noqa: B023
-
-            def one_by_one():
-                return [
-                    train_ensemble([start], data.train, recipe, gaussian_nll, [seed])[0]  # noqa: B023
-                    for start, seed in zip(starts, seeds, strict=True)  # noqa: B023
-                ]
-
-            seconds = {together: [], one_by_one: []}
-            trained = {}
-            for repeat in range(arguments.repeats + 1):
-                for run in seconds:
-                    start = time.perf_counter()
-                    trained[run] = run()
-                    if repeat:
-                        seconds[run].append(time.perf_counter() - start)
-            difference = max(
-                (a - b).abs().max().item()
-                for left, right in zip(trained[together], trained[one_by_one], strict=True)
-                for a, b in zip(left.parameters(), right.parameters(), strict=True)
-            )
-            times = [statistics.median(values) for values in seconds.values()]
-            ratios.append(times[0] / times[1])
-            kind = str(dtype).removeprefix("torch.")
-            cells = [f"{times[0]:.3f}", f"{times[1]:.3f}", f"{ratios[-1]:.2f}", f"{difference:.0e}"]
-            table.add_row(name, kind, *cells)
-        mean = math.exp(statistics.fmean(map(math.log, ratios)))
-        table.add_row("geometric mean", kind, "", "", f"{mean:.2f}", "", end_section=True)
+        kind = str(dtype).removeprefix("torch.")
+        prepared = {name: prepare(name, dtype) for name in arguments.names}
+        for method, case in (("de", deep_ensemble), ("swag", swag_grid)):
+            ratios = []
+            for name, (problem, data, _, network) in prepared.items():
+                train, members = case(problem, data, network, arguments.epochs)
+                together, one_by_one, difference = compare(train, members, arguments.repeats)
+                ratios.append(together / one_by_one)
+                numbers = (f"{together:.3f}", f"{one_by_one:.3f}", f"{ratios[-1]:.2f}")
+                table.add_row(
+                    f"{method}, {len(members)}", name, kind, *numbers, f"{difference:.0e}"
+                )
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            name = "geometric mean"
+            table.add_row(method, name, kind, "", "", f"{mean:.2f}", "", end_section=True)
     Console(width=120).print(table)
 
 
