@@ -378,23 +378,77 @@ def _warn_of_missing_cells(run: str) -> None:
 
 
 @main.command()
-@click.argument("run_dir", metavar="RUN")
-@click.option("--kind", type=click.Choice(KINDS), required=True, help="What to draw.")
+@click.argument("run_dir", metavar="RUN", required=False)
+@click.option("--kind", type=click.Choice(tuple(KINDS)), help="What to draw.")
 @_text_option("--out", metavar="FILE", help="A .png, .svg or .pdf file (default: RUN/KIND.png).")
 @_text_option("--problem", metavar="NAME", help="Which one, where several can be drawn.")
 @click.option("--seed", type=click.IntRange(min=0), help="Which one (default: the lowest).")
-def plot(run_dir: str, kind: str, out: str | None, problem: str | None, seed: int | None) -> None:
-    """Draw a picture of a run.
+@_text_option(
+    "--ood", metavar="NAME", help="OoD set of violin and ood-roc (default: the only one)."
+)
+@click.option("--log", is_flag=True, help="A logarithmic axis for violin.")
+@_text_option(
+    "--vmsp",
+    metavar="FILE.npz",
+    help="Violins of VMSP values from elsewhere, arrays METHOD/id_correct, METHOD/id_incorrect "
+    "and METHOD/ood, and their statistics (default of --out: FILE.png in this folder).",
+)
+def plot(
+    run_dir: str | None,
+    kind: str | None,
+    out: str | None,
+    vmsp: str | None,
+    log: bool,
+    **chosen: Any,
+) -> None:
+    """Draw a picture of a run, or of VMSP values in a file.
 
-    toy: mean ± 3σ of every method on a regression with one feature.
+    \b
+    toy            mean ± 3σ of every method on a regression with one feature
+    violin         VMSP of ID correct, ID incorrect and OoD points
+    reliability    accuracy against confidence
+    risk-coverage  error rate against coverage, most confident points first
+    ood-roc        telling OoD points by the predictive entropy
     """
     from pathlib import Path
 
-    from uqbench.results import Results
+    from uqbench.errors import UsageError
 
-    out = out or str(Path(run_dir) / f"{kind}.png")
-    Results.load([run_dir]).plot(kind, out, problem=problem, seed=seed)
+    if (run_dir is None) == (vmsp is None):
+        raise UsageError("name either the folder of a RUN or --vmsp FILE.npz, and not both")
+    if vmsp is not None:
+        unfit = [f"--{name}" for name, value in chosen.items() if value is not None]
+        if kind not in (None, "violin"):
+            unfit.append(f"--kind {kind}")
+        if unfit:
+            raise UsageError(f"{unfit[0]}: only for a picture of a RUN, not for --vmsp")
+        out = out or f"{Path(vmsp).stem}.png"
+        _plot_vmsp(vmsp, out, log)
+    else:
+        if kind is None:
+            raise UsageError(f"--kind: say what to draw: {', '.join(KINDS)}")
+        from uqbench.results import Results
+
+        out = out or str(Path(run_dir) / f"{kind}.png")
+        Results.load([run_dir]).plot(kind, out, log=log, **chosen)
     click.echo(f"Picture: {out}", err=True)
+
+
+def _plot_vmsp(path: str, out: str, log: bool) -> None:
+    from pathlib import Path
+
+    from uqbench import plots
+    from uqbench.leaderboard_columns import WORSE_THAN_BASE
+    from uqbench.plots.violin import picture
+    from uqbench.vmsp_values import read_vmsp, statistics_table
+
+    plots.check_suffix(out)
+    values = read_vmsp(path)
+    plots.write(picture(values, Path(path).stem, log=log), out)
+    table = "\n".join(_columns(statistics_table(values)))
+    click.echo(table)
+    if WORSE_THAN_BASE in table:
+        click.echo(f"{WORSE_THAN_BASE}: worse than BASE, which knows nothing.")
 
 
 @main.command()

@@ -110,19 +110,26 @@ class Results:
         *,
         problem: str | None = None,
         seed: int | None = None,
+        ood: str | None = None,
+        log: bool = False,
     ) -> Figure:
         """Return a picture as a matplotlib figure; with ``out``, write it to that file as well.
 
-        kind: ``toy``, mean ± 3σ of every method on a regression with one feature.
+        kind: ``toy``, mean ± 3σ of every method on a regression with one feature; of a
+        classification ``violin``, VMSP of ID correct, ID incorrect and OoD points;
+        ``reliability``, accuracy against confidence; ``risk-coverage``, error rate against
+        coverage; ``ood-roc``, the ROC of telling OoD points by the predictive entropy.
         out: a PNG, SVG or PDF file, by its suffix.
         problem: which one, where several can be drawn. seed: which one (default: the lowest).
+        ood: the OoD set of ``violin`` and ``ood-roc`` (default: the only one). log: a logarithmic
+        axis for ``violin``.
         Raises UsageError if there is nothing to draw, DataError if predictions are missing.
         """
         from uqbench import plots
 
         if out is not None:
             plots.check_suffix(out)
-        figure = plots.draw(kind, self, problem, seed)
+        figure = plots.draw(kind, self, problem, seed, ood=ood, log=log)
         if out is not None:
             plots.write(figure, out)
         return figure

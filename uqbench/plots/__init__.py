@@ -1,14 +1,15 @@
 """Pictures of a run: one module per kind, imported when a picture of that kind is drawn.
 
-Each has a function ``figure(results, problem, seed)`` that returns a matplotlib Figure; a kind is a
-name in ``KINDS`` and a module of that name (``_`` for ``-``).
+Each has a function ``figure(results, problem, seed)`` that returns a matplotlib Figure, and that
+takes the options which ``KINDS`` lists, by name; a kind is a name there and a module of that name
+(``_`` for ``-``).
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uqbench.errors import UsageError
 
@@ -17,21 +18,42 @@ if TYPE_CHECKING:
 
     from uqbench.results import Results
 
-KINDS = ("toy",)
+KINDS: dict[str, tuple[str, ...]] = {
+    "toy": (),
+    "violin": ("ood", "log"),
+    "reliability": (),
+    "risk-coverage": (),
+    "ood-roc": ("ood",),
+}
+"""Every kind of picture, with the options that it has besides the problem and the seed."""
+
 SUFFIXES = (".png", ".svg", ".pdf")
 
 _DOTS_PER_INCH = 200
 
 
 def draw(
-    kind: str, results: Results, problem: str | None = None, seed: int | None = None
+    kind: str,
+    results: Results,
+    problem: str | None = None,
+    seed: int | None = None,
+    **options: Any,
 ) -> Figure:
-    """Return the picture of a kind; see :meth:`uqbench.Results.plot`."""
+    """Return the picture of a kind; see :meth:`uqbench.Results.plot`.
+
+    options: those that are neither None nor False must be among the kind's.
+    """
     if kind not in KINDS:
         from uqbench.suggestions import did_you_mean
 
         raise UsageError(f"no kind of picture named '{kind}'.{did_you_mean(kind, KINDS)}")
-    return import_module(f"{__name__}.{kind.replace('-', '_')}").figure(results, problem, seed)
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    for name in given:
+        if name not in KINDS[kind]:
+            kinds = ", ".join(kind for kind, has in KINDS.items() if name in has)
+            raise UsageError(f"--{name}: a picture of kind {kind} has no such option; {kinds} has")
+    module = import_module(f"{__name__}.{kind.replace('-', '_')}")
+    return module.figure(results, problem, seed, **given)
 
 
 def check_suffix(path: str | Path) -> None:
