@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from uqbench.calibration import calibrate
 from uqbench.context import Context
 from uqbench.data import TrainingData
-from uqbench.linearised import largest_ntk_eigenvalue, linearise, num_parameters
+from uqbench.linearised import (
+    chunks_in_memory,
+    largest_ntk_eigenvalue,
+    linearise,
+    num_parameters,
+)
 from uqbench.linearised_ensemble import LinearisedEnsemble
 from uqbench.linearised_training import (
     Descent,
@@ -47,7 +52,8 @@ class NUQLS(Method):
     solver: ``kernel`` descends in function space with the Gram matrix, ``jacobian`` with the dense
     Jacobian, ``minibatch`` with Jacobian products; these three give the same members for
     batch_size 0. ``exact`` takes the limit of infinitely many steps. ``auto`` is ``minibatch`` if
-    batch_size is set, else the cheapest full-batch solver whose memory fits.
+    batch_size is set, else the cheapest full-batch solver whose memory fits. ``minibatch`` works
+    on as many rows and members at a time as fit in memory, which are in the record.
     """
 
     members: Annotated[int, Field(ge=2)] = 10
@@ -95,7 +101,11 @@ class NUQLS(Method):
             return displacements, {"jitter": jitter}
         lr = self.lr or self._stable_step(network, split.inputs)
         descent = Descent(lr, self.epochs, self.momentum)
+        found = {"lr": lr}
         if solver == "minibatch":
+            rows = min(self.batch_size or len(split), len(split))
+            chunks = chunks_in_memory(network, split.inputs, rows, len(starts))
+            found |= {"rows_at_a_time": chunks.rows, "members_at_a_time": chunks.members}
             displacements = descend_in_batches(
                 network,
                 split,
@@ -105,12 +115,13 @@ class NUQLS(Method):
                 self.batch_size,
                 context.generator,
                 context.progress,
+                chunks,
             )
         else:
             descend = descend_in_function_space if solver == "kernel" else descend_with_jacobian
             targets = target_matrix(task, split.targets, jacobian.outputs)
             displacements = descend(jacobian, targets, task, starts, descent, context.progress)
-        return displacements, {"lr": lr}
+        return displacements, found
 
     def _stable_step(self, network: nn.Module, inputs: Tensor) -> float:
         largest = largest_ntk_eigenvalue(network, inputs)

@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
 from uqbench.errors import UnsupportedError
+from uqbench.memory import available_bytes
 from uqbench.networks import as_matrix, dtype_of, is_tied
-from uqbench.stacked import is_multilayer_perceptron
+from uqbench.stacked import activations_per_row, is_multilayer_perceptron
 
 GRAM_ROWS = 1024
 """Rows of a Gram matrix formed at a time: bounds the temporaries and keeps them in cache."""
@@ -101,6 +102,32 @@ def linearise(network: nn.Module, inputs: Tensor) -> Jacobian:
     if is_factorable(network, inputs):
         return FactoredJacobian(network, inputs)
     return AutogradJacobian(network, inputs)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How much of a batch of Jacobian products is computed at a time: rows, and members (S)."""
+
+    rows: int
+    members: int
+
+    def members_of(self, count: int) -> list[slice]:
+        """The members 0..count-1, a chunk at a time."""
+        return [slice(start, start + self.members) for start in range(0, count, self.members)]
+
+
+def chunks_in_memory(network: nn.Module, inputs: Tensor, rows: int, members: int) -> Chunks:
+    """The largest chunks of a batch of ``rows`` whose products fit in a quarter of the free memory.
+
+    A member needs, for each row, about four times the activations: those of the network, their
+    tangents or cotangents, and as much for the layer at work. inputs: (N, ...), of which one is
+    tried out.
+    """
+    row = inputs[:1].to(dtype_of(network))
+    numbers = 4 * activations_per_row(network, row)
+    budget = available_bytes(row.device) // 4 // max(numbers * row.element_size(), 1)
+    at_a_time = min(max(budget, 1), rows)
+    return Chunks(at_a_time, min(max(budget // at_a_time, 1), members))
 
 
 def largest_ntk_eigenvalue(network: nn.Module, inputs: Tensor, chunk: int = 1000) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 
-from uqbench.linearised import linearise
+from uqbench.linearised import chunks_in_memory, linearise
 from uqbench.method import Task
 from uqbench.sampled_posterior import SampledPosterior
 
@@ -30,8 +31,11 @@ class LinearisedEnsemble(SampledPosterior):
 
     def members(self, inputs: Tensor) -> Tensor:
         """The members' outputs, (S, N, C)."""
-        jacobian = linearise(self.network, inputs)
-        return jacobian.outputs + jacobian.matvec(self.displacements)
+        return torch.cat(list(self.sampled_outputs(inputs)))
 
     def sampled_outputs(self, inputs: Tensor) -> Iterator[Tensor]:
-        yield self.members(inputs)
+        count = len(self.displacements)
+        jacobian = linearise(self.network, inputs)
+        chunks = chunks_in_memory(self.network, inputs, len(inputs), count)
+        for members in chunks.members_of(count):
+            yield jacobian.outputs + jacobian.matvec(self.displacements[members])

@@ -19,7 +19,7 @@ from torch.nn.functional import one_hot
 from uqbench.context import ignore_progress
 from uqbench.data import Split
 from uqbench.errors import DivergenceError
-from uqbench.linearised import Jacobian, linearise
+from uqbench.linearised import Chunks, Jacobian, linearise
 from uqbench.memory import available_bytes
 from uqbench.method import Task
 from uqbench.threads import threads_for
@@ -115,33 +115,37 @@ def descend_in_batches(
     batch_size: int,
     generator: torch.Generator,
     progress: Progress = ignore_progress,
+    chunks: Chunks | None = None,
 ) -> Tensor:
     """(Stochastic) descent with Jacobian products of a batch at a time; all members share batches.
 
     ``batch_size`` 0 is full-batch descent: the iterates of :func:`descend_with_jacobian`. Memory
-    is O(S·p) for the iterates plus the activations of one batch.
+    is O(S·p) for the iterates plus the activations of one of the ``chunks`` (default: whole batches
+    of all members), which the iterates do not depend on but for rounding.
     """
     displacements = starts.clone()
     velocity = torch.zeros_like(starts)
     bounds = batch_bounds(len(split), batch_size)
+    chunks = chunks or Chunks(len(split), len(starts))
     guard = _DivergenceGuard(descent)
-    fixed = linearise(network, split.inputs) if len(bounds) == 1 else None
+    order = torch.arange(len(split), device=split.inputs.device)
+    # where one operator holds all rows, it is the same in every epoch
+    fixed = linearise(network, split.inputs) if chunks.rows >= bounds[0][1] == len(split) else None
     for epoch in range(descent.epochs):
-        order = (
-            None
-            if fixed
-            else torch.randperm(len(split), generator=generator, device=generator.device).to(
-                split.inputs.device
-            )
-        )
+        if len(bounds) > 1:
+            order = torch.randperm(len(split), generator=generator, device=generator.device)
+            order = order.to(split.inputs.device)
         for start, stop in bounds:
-            rows = slice(None) if fixed else order[start:stop]
-            jacobian = fixed or linearise(network, split.inputs[rows])
-            targets = target_matrix(task, split.targets[rows], jacobian.outputs)
-            predictions = jacobian.outputs + jacobian.matvec(displacements)
-            slope = residual(task, predictions, targets)
-            guard.check(slope)
-            velocity.mul_(descent.momentum).add_(jacobian.rmatvec(slope), alpha=1 / (stop - start))
+            gradient = torch.zeros_like(velocity)
+            for rows in order[start:stop].split(chunks.rows):
+                jacobian = fixed or linearise(network, split.inputs[rows])
+                targets = target_matrix(task, split.targets[rows], jacobian.outputs)
+                for members in chunks.members_of(len(starts)):
+                    predictions = jacobian.outputs + jacobian.matvec(displacements[members])
+                    slope = residual(task, predictions, targets)
+                    guard.check(slope)
+                    gradient[members] += jacobian.rmatvec(slope)
+            velocity.mul_(descent.momentum).add_(gradient, alpha=1 / (stop - start))
             displacements.sub_(velocity, alpha=descent.lr)
         progress("descending", epoch + 1, descent.epochs)
     guard.check(displacements, final=True)

@@ -137,12 +137,13 @@ def jacobian_products(
 
 def members_at_a_time(network: nn.Module, inputs: Tensor) -> int:
     """How many networks can run on ``inputs`` (B, ...) at once in CHUNK_BYTES of activations."""
-    units = _activations_per_row(network, inputs[:1])
+    units = activations_per_row(network, inputs[:1])
     return max(CHUNK_BYTES // max(units * len(inputs) * inputs.element_size(), 1), 1)
 
 
 @torch.no_grad()
-def _activations_per_row(network: nn.Module, row: Tensor) -> int:
+def activations_per_row(network: nn.Module, row: Tensor) -> int:
+    """How many numbers the modules of ``network`` put out for one input, row (1, ...)."""
     counts: list[int] = []
 
     def count(module: nn.Module, arguments: Sequence[Tensor], output: Tensor) -> None:

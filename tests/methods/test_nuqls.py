@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from uqbench import linearised
 from uqbench.errors import DivergenceError, UsageError
-from uqbench.linearised import linearise
+from uqbench.linearised import Chunks, linearise, num_parameters
 from uqbench.linearised_ensemble import LinearisedEnsemble
 from uqbench.linearised_training import (
     Descent,
@@ -241,3 +242,31 @@ def test_auto_weighs_rows_against_parameters(truths):
 def test_settings_that_make_no_sense_are_refused_when_they_are_read(settings, message):
     with pytest.raises(UsageError, match=message):
         build_method("nuqls", settings)
+
+
+@pytest.mark.parametrize("chunks", [Chunks(3, 2), Chunks(100, 1), Chunks(7, 100)])
+@pytest.mark.parametrize("batch_size", [0, 10])
+def test_chunks_of_a_batch_do_not_change_the_members(setting, truths, chunks, batch_size):
+    data, network = setting
+    starts = truths.rows(3, num_parameters(network), 3)
+    descent = Descent(lr=0.02, epochs=3)
+
+    def members(chosen):
+        generator = torch.Generator().manual_seed(0)
+        return descend_in_batches(
+            network, data.train, data.task, starts, descent, batch_size, generator, chunks=chosen
+        )
+
+    torch.testing.assert_close(members(chunks), members(None), rtol=1e-10, atol=1e-12)
+
+
+def test_scarce_memory_is_shared_out_to_rows_first_and_said_in_the_record(monkeypatch, truths):
+    """An MLP of 3-7-1 puts out 7 + 7 + 1 = 15 numbers per row: 4·15·8 = 480 bytes a member."""
+    network, data = truths.mlp(3, 1), truths.regression_data(n=30)
+    for free, expected in ((4 * 480 * 12, (10, 1)), (4 * 480 * 25, (10, 2)), (1, (1, 1))):
+        monkeypatch.setattr(linearised, "available_bytes", lambda device, free=free: free)
+        posterior = NUQLS(members=4, batch_size=10, lr=0.01).fit(
+            truths.problem(), data, network, truths.context()
+        )
+        tuned = posterior.tuned
+        assert (tuned["rows_at_a_time"], tuned["members_at_a_time"]) == expected
