@@ -378,7 +378,7 @@ def _warn_of_missing_cells(run: str) -> None:
 
 
 @main.command()
-@click.argument("run_dir", metavar="RUN", required=False)
+@click.argument("run_dir", metavar="[RUN]", required=False)
 @click.option("--kind", type=click.Choice(tuple(KINDS)), help="What to draw.")
 @_text_option("--out", metavar="FILE", help="A .png, .svg or .pdf file (default: RUN/KIND.png).")
 @_text_option("--problem", metavar="NAME", help="Which one, where several can be drawn.")
