@@ -3,11 +3,14 @@
     UQBENCH_DATA=... python benchmarks/ensembles.py energy kin8nm
 
 ``de``: ten members of a deep ensemble (two heads, Gaussian NLL) with the data set's own recipe.
+``bde``: ten members of a Bayesian deep ensemble with the data set's own recipe: added functions and
+penalties of their own.
 ``swag``: SGD from the MAP network with the three weight decays of SWAG's grid, its iterates
-collected. Both run ``--epochs`` epochs, in both orders alternately in one process, after a warm-up.
+collected. All run ``--epochs`` epochs, in both orders alternately in one process, after a warm-up.
 """
 
 import argparse
+import copy
 import math
 import statistics
 import time
@@ -18,13 +21,14 @@ from machine import describe
 from nuqls_uci import prepare
 from rich.console import Console
 from rich.table import Table
-from torch.nn.utils import parameters_to_vector
 
 from uqbench.context import Context
+from uqbench.methods.bde import DistanceToStart
 from uqbench.methods.de import gaussian_nll
-from uqbench.networks import initialise, with_outputs
+from uqbench.networks import initialise, prior_variances, with_outputs
 from uqbench.registry import build_method
-from uqbench.training import overridden, train_ensemble
+from uqbench.stacked import jacobian_products, stacked_parameters, unflattened
+from uqbench.training import Extras, overridden, squared_error, train_ensemble
 
 MEMBERS = 10
 
@@ -37,13 +41,32 @@ def deep_ensemble(problem, data, network, epochs):
     )
     recipe = replace(recipe, epochs=epochs)
     starts = [
-        initialise(with_outputs(network, 2), problem.network, seed) for seed in range(MEMBERS)
+        initialise(with_outputs(network, 2, data.train.inputs), problem.network, seed) for seed in range(MEMBERS)
     ]
 
     def train(members):
         some = [starts[member] for member in members]
-        trained = train_ensemble(some, data.train, recipe, gaussian_nll, members)
-        return torch.stack([parameters_to_vector(n.parameters()).detach() for n in trained])
+        return stacked_parameters(train_ensemble(some, data.train, recipe, gaussian_nll, members))
+
+    return train, range(MEMBERS)
+
+
+def bayesian_deep_ensemble(problem, data, network, epochs):
+    """Likewise, with δ_m added to member m and its distance to its start penalised."""
+    starts = [initialise(copy.deepcopy(network), problem.network, s) for s in range(2 * MEMBERS)]
+    points, tangents = stacked_parameters(starts).chunk(2)
+    offsets = jacobian_products(network, points, tangents, data.train.inputs)
+    precisions = {n: 1 / v for n, v in prior_variances(network, problem.network).items() if v}
+    factors = points.new_full((MEMBERS,), 0.01 / len(data.train))
+    recipe = replace(problem.training, weight_decay=0.0, epochs=epochs)
+
+    def train(members):
+        some = list(members)
+        penalty = DistanceToStart(unflattened(network, points[some]), precisions, factors[some])
+        extras = Extras(offsets=offsets[some], penalty=penalty)
+        networks = [starts[member] for member in some]
+        trained = train_ensemble(networks, data.train, recipe, squared_error, some, extras=extras)
+        return stacked_parameters(trained)
 
     return train, range(MEMBERS)
 
@@ -60,6 +83,9 @@ def swag_grid(problem, data, network, epochs):
         return some._train(network, data, recipe, 0, context).mean
 
     return train, method.weight_decay_grid
+
+
+CASES = {"de": deep_ensemble, "bde": bayesian_deep_ensemble, "swag": swag_grid}
 
 
 def compare(train, members, repeats):
@@ -95,7 +121,7 @@ def main():
     for dtype in (torch.float64, torch.float32):
         kind = str(dtype).removeprefix("torch.")
         prepared = {name: prepare(name, dtype) for name in arguments.names}
-        for method, case in (("de", deep_ensemble), ("swag", swag_grid)):
+        for method, case in CASES.items():
             ratios = []
             for name, (problem, data, _, network) in prepared.items():
                 train, members = case(problem, data, network, arguments.epochs)

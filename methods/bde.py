@@ -75,7 +75,7 @@ class BayesianDeepEnsemble(Method):
     ) -> Posterior:
         regression = data.task is Task.REGRESSION
         name, grid = ("noise", self.noise_grid) if regression else ("scale", self.scale_grid)
-        template = with_outputs(network, data.num_outputs).eval()
+        template = with_outputs(network, data.num_outputs, data.train.inputs).eval()
         with context.tuning(len(grid), share=1 - 1 / len(grid)):
             ensembles = self._ensembles(grid, template, problem, data, context)
             scores = {
@@ -106,7 +106,7 @@ class BayesianDeepEnsemble(Method):
             [initialise(copy.deepcopy(template), problem.network, seed) for seed in seeds]
             for seeds in (of_starts, of_draws)
         )
-        points, tangents = stacked_parameters(starts), _without_last_layer(draws)
+        points, tangents = stacked_parameters(starts), _without_last_layer(draws, data.train.inputs)
         perturbations = torch.cat(
             [
                 jacobian_products(template, points, tangents, rows)
@@ -136,7 +136,7 @@ class BayesianDeepEnsemble(Method):
                 scales=None if regression else candidates,
                 # the regression objective times 2σ²/n is the mean squared error plus
                 # σ²/n ‖θ − θ₀‖²_Λ: its steps are as large as those of the problem's own training
-                penalty=_DistanceToStart(
+                penalty=DistanceToStart(
                     unflattened(template, points.repeat(repeats, 1)),
                     self._precisions(template, problem),
                     (candidates.square() if regression else torch.full_like(candidates, 0.5))
@@ -165,7 +165,7 @@ class BayesianDeepEnsemble(Method):
 
 
 @dataclass(frozen=True)
-class _DistanceToStart:
+class DistanceToStart:
     """The penalty factor_m ‖θ_m − θ₀_m‖²_Λ: starts by name, Λ by name, factors (M,)."""
 
     starts: State
@@ -218,10 +218,10 @@ def _validation_nll(posterior: SampledNetworks, data: TrainingData, noise: float
     return regression.nll(targets, prediction.mean.cpu().numpy(), variance)
 
 
-def _without_last_layer(networks: Sequence[nn.Module]) -> Tensor:
+def _without_last_layer(networks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
     """The networks' parameters (M, p), those of the last linear layer set to 0."""
     stacks = unflattened(networks[0], stacked_parameters(networks))
-    name, layer = last_linear(networks[0])
+    name, layer = last_linear(networks[0], inputs)
     for parameter, _ in layer.named_parameters():
         stack = stacks.get(f"{name}.{parameter}" if name else parameter)
         if stack is not None:
