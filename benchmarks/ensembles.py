@@ -41,7 +41,8 @@ def deep_ensemble(problem, data, network, epochs):
     )
     recipe = replace(recipe, epochs=epochs)
     starts = [
-        initialise(with_outputs(network, 2, data.train.inputs), problem.network, seed) for seed in range(MEMBERS)
+        initialise(with_outputs(network, 2, data.train.inputs), problem.network, seed)
+        for seed in range(MEMBERS)
     ]
 
     def train(members):

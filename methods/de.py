@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -57,9 +58,8 @@ class DeepEnsemble(Method):
         seeds = torch.randint(
             2**62, (2, self.members), generator=context.generator, device=context.device
         ).tolist()
-        starts = [
-            initialise(with_outputs(network, outputs), problem.network, seed) for seed in seeds[0]
-        ]
+        template = with_outputs(network, outputs, data.train.inputs)
+        starts = [initialise(copy.deepcopy(template), problem.network, seed) for seed in seeds[0]]
         recipe = overridden(
             problem.training,
             lr=self.lr,

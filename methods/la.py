@@ -13,8 +13,8 @@ from uqbench.context import Context
 from uqbench.data import TrainingData
 from uqbench.laplace import Laplace
 from uqbench.laplace_covariance import FunctionalCovariance
-from uqbench.linearised import trainable
 from uqbench.method import Posterior, Task
+from uqbench.networks import trainable
 from uqbench.sampled_posterior import SampledNetworks
 from uqbench.tuning import Grid, log_grid
 

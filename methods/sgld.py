@@ -101,7 +101,17 @@ class SGLD(Method):
     def _stable_a(self, network: nn.Module, split: Split, energy: Energy) -> float:
         largest = energy.factor * energy.curvature * largest_ntk_eigenvalue(network, split.inputs)
         rows = min(self.batch_size or len(split), len(split))
-        return rows / len(split) / ((largest + energy.prior_precision) or 1.0) * self.b**self.c
+        return rows / len(split) / ((largest + energy.prior_precision) or 1.0) / self._decay(0)
+
+    def _decay(self, step: int) -> float:
+        """(b + t)^(−c)."""
+        try:
+            decay = (self.b + step) ** -self.c
+        except OverflowError:
+            decay = math.inf
+        if not 0 < decay < math.inf:
+            raise UsageError(f"sgld.b and sgld.c: (b + {step})^(−c) is {decay:g}; set a smaller c")
+        return decay
 
     @torch.enable_grad()
     def _sample(
@@ -116,11 +126,13 @@ class SGLD(Method):
         bounds = batch_bounds(len(split), self.batch_size)
         kept, samples = self._kept(self.epochs * len(bounds)), []
         rows = self.chains * (bounds[0][1] - bounds[0][0])
-        with threads_for(rows * sum(stack[0, ..., 0].numel() for stack in parameters)):
+        with threads_for(rows * sum(math.prod(stack.shape[1:-1]) for stack in parameters)):
             for step, (inputs, targets) in enumerate(self._batches(split, bounds, context)):
-                size = a * (self.b + step) ** -self.c
+                size = a * self._decay(step)
                 losses = energy.loss(networks(state, inputs, shared=False), targets)
-                gradients = torch.autograd.grad(energy.factor * losses.sum(), parameters)
+                gradients = torch.autograd.grad(
+                    energy.factor * losses.sum(), parameters, materialize_grads=True
+                )
                 self._step(parameters, gradients, size, energy.prior_precision, context.generator)
                 if step in kept:
                     samples.append(flattened(state).detach())

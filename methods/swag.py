@@ -115,7 +115,7 @@ class SWAG(Method):
         decays = starts.new_tensor(self.weight_decay_grid)
 
         def penalty(stacks: State, members: slice) -> Tensor:
-            squares = [stack.square().flatten(1).sum(1) for stack in stacks.values()]
+            squares = [stack.square().reshape(len(stack), -1).sum(1) for stack in stacks.values()]
             return decays[members] / 2 * torch.stack(squares).sum(0)
 
         train_ensemble(

@@ -83,7 +83,7 @@ class VariationalInference(Method):
         with context.tuning(len(grid), share=1 - 1 / len(grid)):
             # −2σ² ELBO/n is the mean squared error plus 2σ² KL/n, up to a constant: its steps are
             # as large as those of the problem's own training, whatever σ is
-            weights = [2 * noise**2 / n for noise in grid]
+            weights = [2 * noise * noise / n for noise in grid]
             trained = self.train(problem, data, network, weights, seeds, context)
 
             def posterior(noise: float) -> SampledNetworks:

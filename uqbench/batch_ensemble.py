@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from uqbench.errors import UnsupportedError
-from uqbench.networks import as_matrix
+from uqbench.networks import as_matrix, described
 
 
 class BatchEnsembleLayer(nn.Module):
@@ -99,8 +99,8 @@ class BatchEnsembleNetwork(nn.Module):
                 continue
             if type(module) not in {nn.Linear, nn.Conv2d}:
                 raise UnsupportedError(
-                    f"layer '{name}' ({type(module).__name__}) has parameters and no BatchEnsemble "
-                    "form; it covers Linear and Conv2d, and shares BatchNorm: replace or freeze it"
+                    f"{described(name, module)} has parameters and no BatchEnsemble form; it "
+                    "covers Linear and Conv2d, and shares BatchNorm: replace or freeze it"
                 )
             if not module.weight.requires_grad:
                 continue

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from uqbench.context import Context
 from uqbench.data import Split, TrainingData
@@ -47,7 +47,7 @@ class Laplace(Method):
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
     ) -> Posterior:
         if self.subset == "last_layer":
-            network = with_last_layer_trainable(network)
+            network = with_last_layer_trainable(network, data.train.inputs)
         if self.structure == "kron":
             from uqbench.laplace_kronecker import KroneckerCovariance
 
@@ -106,8 +106,11 @@ class Laplace(Method):
         )
 
 
-def with_last_layer_trainable(network: nn.Module) -> nn.Module:
-    """Return a copy of ``network`` in which only the last linear layer requires gradients."""
+def with_last_layer_trainable(network: nn.Module, inputs: Tensor) -> nn.Module:
+    """Return a copy of ``network`` in which only the last linear layer requires gradients.
+
+    inputs: (N, ...), of which one is tried out.
+    """
     copied = copy.deepcopy(network).requires_grad_(False)
-    last_linear(copied)[1].requires_grad_(True)
+    last_linear(copied, inputs)[1].requires_grad_(True)
     return copied

@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from uqbench.data import Split
 from uqbench.errors import UnsupportedError
 from uqbench.laplace_covariance import FunctionalCovariance, Prepared, rows_per_chunk
-from uqbench.linearised import trainable
 from uqbench.method import Task
-from uqbench.networks import as_matrix
+from uqbench.networks import as_matrix, trainable
 
 with warnings.catch_warnings():
     # laplace-torch imports back-ends that we do not use and that warn of their own age

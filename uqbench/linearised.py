@@ -24,25 +24,26 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, jvp, vjp, vmap
+from torch.func import jacrev, jvp, vjp, vmap
 
 from uqbench.errors import UnsupportedError
 from uqbench.memory import available_bytes
-from uqbench.networks import as_matrix, dtype_of, is_tied
+from uqbench.networks import (
+    aliases,
+    as_matrix,
+    call_with,
+    described,
+    dtype_of,
+    is_tied,
+    require_no_recurrence,
+    trainable,
+)
 from uqbench.stacked import activations_per_row, is_multilayer_perceptron
 
 GRAM_ROWS = 1024
 """Rows of a Gram matrix formed at a time: bounds the temporaries and keeps them in cache."""
 CHUNK_BYTES = 2**28
 """Size of the dense Jacobian chunks that :class:`AutogradJacobian` works with."""
-
-
-def trainable(network: nn.Module) -> dict[str, Tensor]:
-    """The parameters θ: those that require a gradient, detached, by name; tied ones once."""
-    parameters = {n: p.detach() for n, p in network.named_parameters() if p.requires_grad}
-    if not parameters:
-        raise UnsupportedError("the network has no trainable parameters to linearise in")
-    return parameters
 
 
 def num_parameters(network: nn.Module) -> int:
@@ -100,7 +101,10 @@ def linearise(network: nn.Module, inputs: Tensor) -> Jacobian:
         )
     inputs = inputs.to(dtype_of(network))
     if is_factorable(network, inputs):
-        return FactoredJacobian(network, inputs)
+        try:
+            return FactoredJacobian(network, inputs)
+        except NotFactorableError:
+            pass
     return AutogradJacobian(network, inputs)
 
 
@@ -185,8 +189,12 @@ class _LayerFactors:
             tangents[:, self.weight] = weights.reshape(len(columns), -1)
 
 
+class NotFactorableError(Exception):
+    """A linear layer is not applied to one (N, I) matrix, once, in a forward pass."""
+
+
 def is_factorable(network: nn.Module, inputs: Tensor) -> bool:
-    """Whether all trainable parameters sit in linear layers applied to (N, I) matrices."""
+    """Whether all trainable parameters sit in linear layers, and the inputs are (N, I) matrices."""
     if inputs.ndim != 2 and not is_multilayer_perceptron(network):
         return False
     owners = [m for m in network.modules() if list(m.parameters(recurse=False))]
@@ -196,7 +204,10 @@ def is_factorable(network: nn.Module, inputs: Tensor) -> bool:
 
 
 class FactoredJacobian(Jacobian):
-    """The Jacobian of a multilayer perceptron, kept as each layer's two factors."""
+    """The Jacobian of a multilayer perceptron, kept as each layer's two factors.
+
+    Raises NotFactorableError for other networks.
+    """
 
     @torch.enable_grad()
     def __init__(self, network: nn.Module, inputs: Tensor) -> None:
@@ -302,7 +313,10 @@ class _Captured:
 def _capture_linear_layers(
     network: nn.Module, inputs: Tensor
 ) -> tuple[dict[nn.Module, tuple[slice | None, slice | None]], _Captured]:
-    """Run the network once; record each linear layer's input and output, and its place in θ."""
+    """Run the network once; record each linear layer's input and output, and its place in θ.
+
+    Raises NotFactorableError.
+    """
     start, places = 0, {}
     for name, parameter in trainable(network).items():
         places[name] = slice(start, start + parameter.numel())
@@ -316,7 +330,9 @@ def _capture_linear_layers(
 
     def record(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if module in seen:
-            raise UnsupportedError(f"{module} is used more than once in a forward pass")
+            raise NotFactorableError(f"{module} is used more than once in a forward pass")
+        if output.ndim != 2 or len(output) != len(inputs):
+            raise NotFactorableError(f"{module} gives outputs of shape {tuple(output.shape)}")
         output = output.detach().requires_grad_() if not output.requires_grad else output
         seen[module] = (arguments[0].detach(), output)
         # a copy goes on: an activation in place must not overwrite the recorded pre-activation
@@ -330,15 +346,21 @@ def _capture_linear_layers(
             handle.remove()
     unused = [module for module in layers if module not in seen]
     if unused:
-        raise UnsupportedError(f"{unused[0]} is not used in the forward pass")
+        raise NotFactorableError(f"{unused[0]} is not used in the forward pass")
     ordered = [seen[module] for module in layers]
     return layers, _Captured(outputs, [a for a, _ in ordered], [h for _, h in ordered])
 
 
 class AutogradJacobian(Jacobian):
-    """The Jacobian of any network, by automatic differentiation."""
+    """The Jacobian of any network, by automatic differentiation.
+
+    Raises UnsupportedError for recurrent layers, and for what torch cannot differentiate: a PReLU's
+    dense Jacobian, and the products of a layer without forward differentiation.
+    """
 
     def __init__(self, network: nn.Module, inputs: Tensor) -> None:
+        require_no_recurrence(network)
+        self._tied = aliases(network)
         self._network = network
         self._inputs = inputs
         self._parameters = trainable(network)
@@ -348,7 +370,7 @@ class AutogradJacobian(Jacobian):
             self.outputs = as_matrix(network(inputs))
 
     def _forward(self, inputs: Tensor) -> Callable[[dict[str, Tensor]], Tensor]:
-        return lambda theta: as_matrix(functional_call(self._network, theta, (inputs,)))
+        return lambda theta: call_with(self._network, theta, self._tied, inputs)
 
     def _unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         parts = vector.split(self._sizes)
@@ -361,7 +383,13 @@ class AutogradJacobian(Jacobian):
         def push(tangent: Tensor) -> Tensor:
             return jvp(forward, (self._parameters,), (self._unflatten(tangent),))[1]
 
-        return vmap(push)(tangents)
+        try:
+            return vmap(push)(tangents)
+        except NotImplementedError as error:
+            reason = str(error).partition("\n")[0]
+            raise UnsupportedError(
+                f"{described('', self._network)} cannot be linearised by torch: {reason}"
+            ) from error
 
     def rmatvec(self, cotangents: Tensor) -> Tensor:
         _, pull = vjp(self._forward(self._inputs), self._parameters)
@@ -377,6 +405,12 @@ class AutogradJacobian(Jacobian):
 
     def _chunks(self) -> Iterator[Tensor]:
         """Yield J for consecutive inputs, (n, C, p), at most CHUNK_BYTES each."""
+        for name, module in self._network.named_modules():
+            if isinstance(module, nn.PReLU):
+                raise UnsupportedError(
+                    f"{described(name, module)}: torch cannot form its Jacobian; use another "
+                    "activation, or a method and solver that need Jacobian products alone"
+                )
 
         def single(theta: dict[str, Tensor], row: Tensor) -> Tensor:
             return self._forward(row.unsqueeze(0))(theta).squeeze(0)
@@ -384,7 +418,7 @@ class AutogradJacobian(Jacobian):
         row_bytes = self.outputs.shape[1] * self.num_parameters * self.outputs.element_size()
         for inputs in self._inputs.split(max(CHUNK_BYTES // row_bytes, 1)):
             parts = vmap(jacrev(single), (None, 0))(self._parameters, inputs)
-            yield torch.cat([part.flatten(2) for part in parts.values()], -1)
+            yield torch.cat([part.reshape(*part.shape[:2], -1) for part in parts.values()], -1)
 
     @property
     def gram_operations(self) -> int:

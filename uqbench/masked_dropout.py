@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from uqbench.errors import UnsupportedError
-from uqbench.networks import isolated_randomness
+from uqbench.networks import described, isolated_randomness
 
 CHANNELWISE = {nn.Dropout1d, nn.Dropout2d, nn.Dropout3d}
 
@@ -49,20 +49,20 @@ def with_dropout(network: nn.Module, p: float, inputs: Tensor) -> nn.Module:
     for name, module in dropout.items():
         if type(module) not in {nn.Dropout, *CHANNELWISE}:
             raise UnsupportedError(
-                f"{_named(name, module)} does not multiply by a mask, as nn.Dropout does; "
+                f"{described(name, module)} does not multiply by a mask, as nn.Dropout does; "
                 "it cannot be kept on: replace it"
             )
     if dropout:
         replacements = {module: MaskedDropout(module) for module in dropout.values()}
     elif not used:
         raise UnsupportedError(
-            f"{_named('', network)} has neither dropout nor a linear layer to put it before"
+            f"{described('', network)} has neither dropout nor a linear layer to put it before"
         )
     else:
         last = modules[used[-1]]
         if used.count(used[-1]) > 1:
             raise UnsupportedError(
-                f"{_named(used[-1], last)} is used more than once in a forward pass; the last "
+                f"{described(used[-1], last)} is used more than once in a forward pass; the last "
                 "linear layer, before which dropout goes, must be used once"
             )
         replacements = {last: nn.Sequential(MaskedDropout(nn.Dropout(p)), last)}
@@ -90,25 +90,20 @@ def linear_layers_in_use(network: nn.Module, inputs: Tensor) -> list[str]:
     def after(name: str, module: nn.Module) -> None:
         if not torch.equal(states.pop(), _random_state(inputs.device)):
             raise UnsupportedError(
-                f"{_named(name, module)} draws random numbers in its forward pass, as functional "
-                "dropout does; only layers like nn.Dropout can be kept on: use these"
+                f"{described(name, module)} draws random numbers in its forward pass, as "
+                "functional dropout does; only layers like nn.Dropout can be kept on: use these"
             )
         if isinstance(module, nn.Linear):
             names.append(name)
 
     for name, module in probe.named_modules():
-        if isinstance(module, _DropoutNd):
-            module.eval()
+        if isinstance(module, _DropoutNd | nn.modules.batchnorm._BatchNorm):
+            module.eval()  # BatchNorm takes no single row in train mode
         module.register_forward_pre_hook(before)
         module.register_forward_hook(lambda module, _, __, name=name: after(name, module))
     with torch.no_grad(), isolated_randomness(0):
         probe(inputs)
     return names
-
-
-def _named(name: str, module: nn.Module) -> str:
-    where = f"layer '{name}'" if name else "the network"
-    return f"{where} ({type(module).__name__})"
 
 
 def _random_state(device: torch.device) -> Tensor:
@@ -131,8 +126,8 @@ def draw_masks(
         (values,) = arguments
         if len(values) != len(inputs):
             raise UnsupportedError(
-                f"{_named(names[layer], layer.dropout)} is called with shape {tuple(values.shape)} "
-                f"for {len(inputs)} inputs; masks need one row for each input"
+                f"{described(names[layer], layer.dropout)} is called with shape "
+                f"{tuple(values.shape)} for {len(inputs)} inputs; masks need one row for each input"
             )
         shape = values.shape[1:]
         if type(layer.dropout) in CHANNELWISE:
@@ -151,5 +146,5 @@ def draw_masks(
         for handle in handles:
             handle.remove()
     if not calls:
-        raise UnsupportedError(f"{_named('', network)} does not use its dropout layers")
+        raise UnsupportedError(f"{described('', network)} does not use its dropout layers")
     return calls

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from uqbench import architectures
 from uqbench.errors import UnsupportedError
@@ -53,8 +54,8 @@ def initialise(network: nn.Module, spec: NetworkSpec | None, seed: int) -> nn.Mo
                 reset()
             elif any(p.requires_grad for p in module.parameters(recurse=False)):
                 raise UnsupportedError(
-                    f"module '{name}' ({type(module).__name__}) holds parameters but has no "
-                    "reset_parameters() to initialise them; give it one, or freeze them"
+                    f"{described(name, module)} holds parameters but has no reset_parameters() to "
+                    "initialise them; give it one, or freeze them"
                 )
             if spec is not None and isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
                 _draw_weight(module.weight, spec.weight_init)
@@ -113,8 +114,8 @@ def prior_variances(network: nn.Module, spec: NetworkSpec | None) -> dict[str, f
             variances[name] = 0.0
         else:
             raise UnsupportedError(
-                f"module '{prefix}' ({type(module).__name__}): the variance of its initialisation "
-                "is not known; build the network from linear, convolution and normalisation layers"
+                f"{described(prefix, module)}: the variance of its initialisation is not known; "
+                "build the network from linear, convolution and normalisation layers"
             )
     return variances
 
@@ -132,27 +133,41 @@ def _layer_variances(layer: nn.Module, spec: NetworkSpec) -> dict[str, float]:
     return {"weight": weight[spec.weight_init], "bias": bias[spec.bias_init]}
 
 
-def last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
-    """The name and the module of the last linear layer, in the order of definition.
+def described(name: str, module: nn.Module) -> str:
+    """How messages name a module."""
+    where = f"layer '{name}'" if name else "the network"
+    return f"{where} ({type(module).__name__})"
 
-    Raises UnsupportedError if there is none.
+
+@torch.no_grad()
+def last_linear(network: nn.Module, inputs: Tensor) -> tuple[str, nn.Linear]:
+    """The name and the module of the linear layer that a forward pass uses last.
+
+    inputs: (N, ...), of which one is tried out in eval mode. Raises UnsupportedError if there is
+    no linear layer.
     """
-    linear = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
-    if not linear:
+    probe, used = copy.deepcopy(network).eval(), []
+    for name, module in probe.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda *_, name=name: used.append(name))
+    with isolated_randomness(0):
+        probe(inputs[:1])
+    if not used:
         raise UnsupportedError(
-            f"the network ({type(network).__name__}) has no linear layer; this method needs a "
+            f"the network ({type(network).__name__}) uses no linear layer; this method needs a "
             "linear output layer"
         )
-    return linear[-1]
+    return used[-1], network.get_submodule(used[-1])
 
 
-def with_outputs(network: nn.Module, outputs: int) -> nn.Module:
-    """Return a copy of ``network`` whose last linear layer has ``outputs`` outputs.
+def with_outputs(network: nn.Module, outputs: int, inputs: Tensor) -> nn.Module:
+    """Return a copy of ``network`` with ``outputs`` outputs: with another last linear layer.
 
-    Raises UnsupportedError if the network has no linear layer to replace.
+    inputs: (N, ...), of which a few are tried out. Raises UnsupportedError if the network has no
+    linear layer to replace, or if that layer alone does not give the network's outputs.
     """
     copied = copy.deepcopy(network)
-    name, last = last_linear(copied)
+    name, last = last_linear(copied, inputs)
     if last.out_features == outputs:
         return copied
     with isolated_randomness(0):
@@ -162,17 +177,90 @@ def with_outputs(network: nn.Module, outputs: int) -> nn.Module:
         return replacement
     parent, _, child = name.rpartition(".")
     setattr(copied.get_submodule(parent), child, replacement)
+    _require_outputs(copied, name, outputs, inputs[:3])
     return copied
+
+
+@torch.no_grad()
+def _require_outputs(network: nn.Module, name: str, outputs: int, inputs: Tensor) -> None:
+    """Raise UnsupportedError unless the layer ``name`` alone gives the network's outputs."""
+    silenced = copy.deepcopy(network).eval()
+    for parameter in silenced.get_submodule(name).parameters():
+        parameter.zero_()
+    try:
+        with isolated_randomness(0):
+            seen = silenced(inputs)
+        alone = seen.shape == (len(inputs), outputs) and torch.equal(seen, seen[:1].expand_as(seen))
+    except RuntimeError:  # what comes after does not fit
+        alone = False
+    if not alone:
+        layer = described(name, network.get_submodule(name))
+        raise UnsupportedError(
+            f"{layer} cannot be given {outputs} outputs: it must be the network's only output "
+            "layer, without a layer of that width or a skip connection after it"
+        )
+
+
+def aliases(network: nn.Module) -> dict[str, str]:
+    """Names of tied parameters in other modules than the first -> their first name.
+
+    A module that is registered twice has one name here.
+    """
+    first, others = {}, {}
+    for name, parameter in network.named_parameters():
+        first[parameter] = name
+    for prefix, module in network.named_modules():
+        for own, parameter in module._parameters.items():
+            name = f"{prefix}.{own}" if prefix else own
+            if parameter is not None and first[parameter] != name:
+                others[name] = first[parameter]
+    return others
+
+
+def call_with(
+    network: nn.Module, state: Mapping[str, Tensor], tied: Mapping[str, str], inputs: Tensor
+) -> Tensor:
+    """Outputs (N, C) with ``state`` in place of the network's own parameters and buffers, by name.
+
+    tied: the network's :func:`aliases`. (torch's way to tie them leaves a module that is registered
+    under two names changed for good: it is swapped twice and restored once.)
+    """
+    also = {alias: state[name] for alias, name in tied.items() if name in state}
+    return as_matrix(functional_call(network, {**state, **also}, (inputs,), tie_weights=False))
+
+
+def require_no_recurrence(network: nn.Module) -> None:
+    """Raise UnsupportedError for recurrent layers, which torch cannot run under vmap."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.RNNBase):
+            raise UnsupportedError(
+                f"{described(name, module)} is recurrent: torch cannot linearise it, nor run "
+                "several of it as one program; use another kind of layer"
+            )
 
 
 def as_matrix(outputs: Tensor) -> Tensor:
     """Return network outputs as (N, C); a network that returns (N,) has one output."""
+    if not isinstance(outputs, Tensor):
+        kind = type(outputs).__name__
+        raise UnsupportedError(f"the network must return a tensor (N,) or (N, C), not a {kind}")
     if outputs.ndim == 1:
         return outputs.unsqueeze(-1)
     if outputs.ndim != 2:
         shape = tuple(outputs.shape)
         raise UnsupportedError(f"the network must return (N,) or (N, C), it returned {shape}")
     return outputs
+
+
+def trainable(network: nn.Module) -> dict[str, Tensor]:
+    """The parameters θ: those that require a gradient, detached, by name; tied ones once.
+
+    Raises UnsupportedError if there are none.
+    """
+    parameters = {n: p.detach() for n, p in network.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise UnsupportedError("the network has no trainable parameters")
+    return parameters
 
 
 def is_tied(network: nn.Module) -> bool:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from uqbench.context import Context
 from uqbench.data import Split, TrainingData
-from uqbench.errors import UsageError
+from uqbench.errors import UnsupportedError, UsageError
 from uqbench.evaluator import EvaluationData, evaluate_method, require_task
 from uqbench.method import Method, Task
-from uqbench.networks import as_matrix, dtype_of
+from uqbench.networks import as_matrix, described, isolated_randomness
 from uqbench.own_data import default_recipe
 from uqbench.problems import NetworkSpec, Problem, Recipe, validated
 from uqbench.records import Cost
@@ -71,12 +71,11 @@ def evaluate(
     cover the task or the network.
     """
     network = copy.deepcopy(network).eval()
-    first = next(network.parameters())
-    device, dtype = first.device, dtype_of(network)
+    device, dtype = _place(network)
     task = _task(train[1]) if task is None else Task(task)
     parts = {"train": train, "validation": validation, "test": test}
     splits = {name: _split(name, pair, task, device, dtype) for name, pair in parts.items()}
-    outputs = _outputs(network, splits["train"].inputs[:1])
+    outputs = _outputs(network, splits["train"].inputs[:3])
     _check_targets(splits, task, outputs)
     name = method if isinstance(method, str) else type(method).__name__
     built = build_method(method, settings or {}) if isinstance(method, str) else method
@@ -137,9 +136,52 @@ def _split(name: str, pair: Pair, task: Task, device: torch.device, dtype: torch
     return Split(inputs, targets)
 
 
+def _place(network: nn.Module) -> tuple[torch.device, torch.dtype]:
+    first = next(network.parameters(), None)
+    if first is None:
+        raise UnsupportedError(f"{described('', network)} has no parameters")
+    for name, parameter in network.named_parameters():
+        if parameter.dtype not in {torch.float32, torch.float64}:
+            raise UnsupportedError(
+                f"parameter '{name}' is {parameter.dtype}; convert the network with network.float()"
+            )
+        if (parameter.dtype, parameter.device) != (first.dtype, first.device):
+            raise UnsupportedError(
+                f"parameter '{name}' is {parameter.dtype} on {parameter.device}, others are "
+                f"{first.dtype} on {first.device}; bring all to one dtype and device"
+            )
+    return first.device, first.dtype
+
+
 @torch.no_grad()
-def _outputs(network: nn.Module, row: Tensor) -> int:
-    return as_matrix(network(row)).shape[1]
+def _outputs(network: nn.Module, inputs: Tensor) -> int:
+    """Try out a few ``inputs``; return how many outputs the network has.
+
+    Raises UsageError if it does not take them, and UnsupportedError if it changes them or if an
+    input's outputs are not its own alone.
+    """
+    some = inputs.clone()
+    try:
+        with isolated_randomness(0):
+            together = as_matrix(network(some))
+            alone = torch.cat([as_matrix(network(row)) for row in inputs.clone().split(1)])
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"{described('', network)} does not run on inputs of shape {tuple(inputs.shape[1:])} "
+            f"in eval mode, one at a time: {reason}"
+        ) from error
+    if some._version or not torch.equal(some, inputs):
+        raise UnsupportedError(
+            f"{described('', network)} changes its inputs in place; let it work on a copy"
+        )
+    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise UnsupportedError(
+            f"{described('', network)} in eval mode gives an input other outputs in another call "
+            "or batch: use no functional dropout without training=self.training, nor BatchNorm "
+            "without running statistics"
+        )
+    return together.shape[1]
 
 
 def _check_targets(splits: Mapping[str, Split], task: Task, outputs: int) -> None:

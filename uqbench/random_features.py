@@ -42,7 +42,7 @@ class RandomFeatureNetwork(nn.Module):
         from lightning_uq_box.uq_methods.sngp import RandomFourierFeatures
 
         super().__init__()
-        name, head = last_linear(network)
+        name, head = last_linear(network, inputs)
         if normalise and head.in_features == 1:
             raise UsageError(
                 f"sngp.normalise: layer '{name}' has one input, of which nothing would be left; "

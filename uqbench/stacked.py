@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vmap
+from torch.func import jvp, vmap
 
 from uqbench.architectures import ACTIVATIONS
 from uqbench.errors import UnsupportedError
-from uqbench.networks import as_matrix, is_tied
+from uqbench.networks import aliases, call_with, is_tied, require_no_recurrence, trainable
 
 CHUNK_BYTES = 2**26
 """Size of the activations of the networks that run at once."""
@@ -37,11 +37,15 @@ class StackedNetworks:
 
     What the state leaves out (frozen parameters, buffers) is the template's own. Multilayer
     perceptrons run as batched matrix products, which cost less than the general ``vmap``.
+
+    Raises UnsupportedError for recurrent layers.
     """
 
     def __init__(self, template: nn.Module) -> None:
         self.template = template
         self._multilayer = is_multilayer_perceptron(template)
+        require_no_recurrence(template)
+        self._tied = aliases(template)
 
     def __call__(self, state: State, inputs: Tensor, shared: bool = True) -> Tensor:
         """Return the outputs (M, B, C).
@@ -65,7 +69,7 @@ class StackedNetworks:
             ) from None
 
     def _single(self, state: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        return as_matrix(functional_call(self.template, state, (inputs,)))
+        return call_with(self.template, state, self._tied, inputs)
 
     def _products(self, state: State, values: Tensor, shared: bool) -> Tensor:
         members = len(next(iter(state.values())))
@@ -97,13 +101,13 @@ def unflattened(network: nn.Module, vectors: Tensor) -> dict[str, Tensor]:
 
 def flattened(state: Mapping[str, Tensor]) -> Tensor:
     """The inverse of :func:`unflattened`: stacks (M, ...) by name to vectors (M, p)."""
-    return torch.cat([stack.flatten(1) for stack in state.values()], 1)
+    return torch.cat([stack.reshape(len(stack), -1) for stack in state.values()], 1)
 
 
 def stacked_parameters(networks: Sequence[nn.Module]) -> Tensor:
     """The trainable parameters of M networks as vectors (M, p)."""
     vectors = [
-        torch.cat([p.detach().flatten() for p in network.parameters() if p.requires_grad])
+        torch.cat([parameter.flatten() for parameter in trainable(network).values()])
         for network in networks
     ]
     return torch.stack(vectors)

@@ -21,8 +21,8 @@ from torch.optim.sgd import sgd
 from uqbench.augmentation import augmented
 from uqbench.context import ignore_progress
 from uqbench.data import Split
-from uqbench.errors import DivergenceError
-from uqbench.networks import as_matrix, isolated_randomness
+from uqbench.errors import DivergenceError, UnsupportedError
+from uqbench.networks import as_matrix, isolated_randomness, trainable
 from uqbench.problems import Recipe
 from uqbench.stacked import StackedNetworks
 from uqbench.threads import threads_for
@@ -97,10 +97,12 @@ def train_ensemble(
     architecture without buffers or dropout are trained as one batched program, others one after
     another.
 
-    Raises DivergenceError when a member's loss is no longer finite (but see ``may_diverge``).
+    Raises DivergenceError when a member's loss is no longer finite (but see ``may_diverge``), and
+    UnsupportedError for a network without trainable parameters or with BatchNorm and one row.
     """
     copies = [copy.deepcopy(network).train() for network in networks]
     programs: list[_Single | _Stacked]
+    trainable(copies[0])  # refuses a network with nothing to train
     if len(copies) > 1 and can_be_batched(copies[0]):
         programs, parts = [_Stacked(copies)], [slice(0, len(copies))]
     else:
@@ -128,8 +130,10 @@ def can_be_batched(network: nn.Module) -> bool:
     Not with buffers or dropout: running statistics are updated in place and dropout draws from the
     global generator; neither keeps its meaning under vmap. Not with convolutions on a CPU: those of
     several networks become one grouped convolution, which took 1.8 times as long as one after
-    another for ten LeNet5.
+    another for ten LeNet5. Not with recurrent layers, which torch cannot run under vmap.
     """
+    if any(isinstance(module, nn.RNNBase) for module in network.modules()):
+        return False
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in network.modules())
     convolutions = [m for m in network.modules() if isinstance(m, nn.modules.conv._ConvNd)]
     slow = any(convolution.weight.device.type == "cpu" for convolution in convolutions)
@@ -177,7 +181,15 @@ class _Single:
         return {name: parameter.unsqueeze(0) for name, parameter in self._named.items()}
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return as_matrix(self.network(inputs[0])).unsqueeze(0)
+        try:
+            return as_matrix(self.network(inputs[0])).unsqueeze(0)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise UnsupportedError(
+                "BatchNorm cannot be trained on a batch of one row: give it a batch_size of at "
+                "least 2, and more than one training row"
+            ) from None
 
     def finish(self) -> None:
         """The network's own parameters were trained; nothing to copy back."""
@@ -350,7 +362,10 @@ def _run(
                 losses = loss(outputs, targets)
                 if extras.penalty is not None:
                     losses = losses + extras.penalty(program.stacks, members)
-                gradients = torch.autograd.grad(losses.sum(), program.parameters)
+                # of parameters that the network does not use they are zeros
+                gradients = torch.autograd.grad(
+                    losses.sum(), program.parameters, materialize_grads=True
+                )
                 optimizer.step(gradients, lr)
             if not extras.may_diverge and not math.isfinite(losses.sum().item()):
                 raise DivergenceError(

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from uqbench.errors import UnsupportedError
-from uqbench.linearised import trainable
-from uqbench.networks import is_tied
+from uqbench.networks import described, is_tied, trainable
 
 
 def divergence(
@@ -79,36 +78,32 @@ def require_supported(network: nn.Module, inputs: Tensor) -> None:
     """
     if is_tied(network):
         raise UnsupportedError("vi: the network has tied parameters; give each layer its own")
-    used: Counter[nn.Module] = Counter()
+    used: Counter[str] = Counter()
     handles = []
     for name, module in network.named_modules():
-        described = f"vi: layer '{name}' ({type(module).__name__})"
+        layer = f"vi: {described(name, module)}"
         own = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
         if getattr(module, "track_running_stats", False):
             raise UnsupportedError(
-                f"{described} keeps statistics of layers whose weights are random; remove it"
+                f"{layer} keeps statistics of layers whose weights are random; remove it"
             )
         if not any(own):
             continue
         if type(module) not in {nn.Linear, nn.Conv2d}:
             raise UnsupportedError(
-                f"{described} has no variational counterpart: use Linear and Conv2d, or freeze it"
+                f"{layer} has no variational counterpart: use Linear and Conv2d, or freeze it"
             )
         if not all(own):
-            raise UnsupportedError(f"{described} is frozen in part; freeze all of it or nothing")
+            raise UnsupportedError(f"{layer} is frozen in part; freeze all of it or nothing")
         if getattr(module, "padding_mode", "zeros") != "zeros":
-            raise UnsupportedError(
-                f"{described} has padding_mode '{module.padding_mode}', not zeros"
-            )
-        handles.append(module.register_forward_hook(lambda layer, *_: used.update([layer])))
+            raise UnsupportedError(f"{layer} has padding_mode '{module.padding_mode}', not zeros")
+        handles.append(module.register_forward_hook(lambda *_, layer=layer: used.update([layer])))
     try:
         with torch.no_grad():
             network(inputs[:1])
     finally:
         for handle in handles:
             handle.remove()
-    for module, count in used.items():
+    for layer, count in used.items():
         if count > 1:
-            raise UnsupportedError(
-                f"vi: {module} is used {count} times in a forward pass, not once"
-            )
+            raise UnsupportedError(f"{layer} is used {count} times in a forward pass, not once")

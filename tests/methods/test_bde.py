@@ -195,5 +195,5 @@ def test_batch_normalisation_is_trained_by_each_member_and_has_no_prior(truths):
 
 def test_a_layer_whose_initialisation_is_not_known_is_refused_by_name(truths):
     network = nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 1)).double()
-    with pytest.raises(UnsupportedError, match=r"module '1' \(PReLU\)"):
+    with pytest.raises(UnsupportedError, match=r"layer '1' \(PReLU\)"):
         fitted(BayesianDeepEnsemble(members=2), truths, truths.regression_data(), network)

@@ -275,7 +275,9 @@ def test_kronecker_factors_refuse_by_name_what_has_none(truths, network, layer):
     data, network = truths.regression_data(), network.double().eval()
     with pytest.raises(UnsupportedError, match=rf"'kron'.*{layer}"):
         KroneckerCovariance(network, data.train, data.task)
-    KroneckerCovariance(with_last_layer_trainable(network), data.train, data.task)
+    KroneckerCovariance(
+        with_last_layer_trainable(network, data.train.inputs), data.train, data.task
+    )
 
 
 def test_kronecker_factors_cover_a_network_that_returns_one_number_for_each_input(truths):

@@ -152,7 +152,7 @@ def test_our_structures_agree_with_laplace_torchs(setting, structure):
 
 def test_the_last_layer_alone_is_uncertain_on_request(setting):
     data, network, noise = setting
-    last = with_last_layer_trainable(network)
+    last = with_last_layer_trainable(network, data.train.inputs)
     found = covariance_of(ParameterSpaceCovariance, last, data, 0.5, noise)
     expected = laplace_torch(network, data, "full", 0.5, noise, subset="last_layer")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)

@@ -233,3 +233,9 @@ def test_frozen_parameters_stay_and_an_output_without_an_axis_is_the_same(truths
     ]
     assert fits[0].samples.shape[1] == 8
     torch.testing.assert_close(fits[0].samples, fits[1].samples, rtol=1e-9, atol=1e-12)
+
+
+def test_step_sizes_beyond_floating_point_are_refused_by_the_settings_names():
+    for b, c in ((1e-300, 50.0), (1e300, 50.0)):
+        with pytest.raises(UsageError, match=r"sgld\.b and sgld\.c"):
+            SGLD(b=b, c=c)._decay(0)

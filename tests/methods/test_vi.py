@@ -10,11 +10,10 @@ from torch.distributions import Normal, kl_divergence
 
 from uqbench.data import Split
 from uqbench.errors import UnsupportedError
-from uqbench.linearised import trainable
 from uqbench.method import Task
 from uqbench.methods.vi import VariationalInference
 from uqbench.metrics import regression
-from uqbench.networks import isolated_randomness
+from uqbench.networks import isolated_randomness, trainable
 from uqbench.stacked import flattened
 from uqbench.training import squared_error
 from uqbench.variational import MeanFieldNetwork, divergence, require_supported

@@ -166,3 +166,57 @@ def test_a_gram_matrix_formed_in_blocks_is_symmetric_and_whole(multilayer, truth
     gram = linearise(multilayer, inputs).gram()
     torch.testing.assert_close(gram, expected @ expected.mT, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(gram, gram.mT, rtol=0, atol=1e-12)
+
+
+class Reusing(nn.Module):
+    """A layer used twice, one on a sequence, one never used, and a scalar parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(3, 3)
+        self.each = nn.Linear(1, 2)
+        self.output = nn.Linear(6, 2)
+        self.unused = nn.Linear(2, 2)
+        self.factor = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        hidden = self.hidden(self.hidden(x).tanh()).tanh()
+        return self.factor * self.output(self.each(hidden.unsqueeze(-1)).tanh().flatten(1))
+
+
+@pytest.mark.parametrize("scalar", [True, False])
+def test_networks_of_linear_layers_with_other_uses_of_them_are_linearised_all_the_same(scalar):
+    torch.manual_seed(0)
+    network = Reusing().double().eval()
+    network.factor.requires_grad_(scalar)
+    if not scalar:
+        del network.factor
+        network.factor = 0.7
+    inputs = torch.randn(5, 3, dtype=torch.float64)
+    operator = linearise(network, inputs)
+    outputs = network(inputs).flatten()
+    rows = [
+        torch.autograd.grad(
+            output, list(network.parameters()), retain_graph=True, materialize_grads=True
+        )
+        for output in outputs
+    ]
+    expected = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    assert_is_jacobian(operator, expected, (5, 2))
+
+
+def test_what_torch_cannot_linearise_is_refused_by_the_layers_name():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.recurrent = nn.GRU(3, 1)
+
+        def forward(self, x):
+            return self.recurrent(x)[0]
+
+    inputs = torch.randn(4, 3)
+    with pytest.raises(UnsupportedError, match=r"'recurrent' \(GRU\)"):
+        linearise(Recurrent().eval(), inputs)
+    prelu = nn.Sequential(nn.Linear(3, 2), nn.PReLU()).eval()
+    with pytest.raises(UnsupportedError, match=r"'1' \(PReLU\)"):
+        linearise(prelu, inputs).dense()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import dropout
 
 import uqbench
 from uqbench.errors import UnsupportedError, UsageError
@@ -161,3 +162,52 @@ def test_a_network_on_a_gpu_is_evaluated_there(regression_setting, method):
     assert on_gpu.cost.peak_device_bytes > 0
     if method in {"map", "lla", "ntk_gp"}:  # the others draw other numbers on another device
         assert on_gpu.metrics == pytest.approx(on_cpu.metrics, rel=1e-6)
+
+
+def network_of(forward):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.norm = nn.BatchNorm1d(1, track_running_stats=False)
+
+    Odd.forward = forward
+    return Odd().double()
+
+
+ODD = {
+    "functional dropout that is always on": (
+        lambda self, x: self.layer(dropout(x, 0.5)),
+        "other outputs in another call or batch",
+    ),
+    "rows that depend on the batch": (
+        lambda self, x: self.layer(x - x.mean(0)),
+        "other outputs in another call or batch",
+    ),
+    "batch statistics": (lambda self, x: self.norm(self.layer(x)), "one at a time: Expected more"),
+    "inputs changed in place": (lambda self, x: self.layer(x.mul_(2)), "changes its inputs"),
+    "two outputs": (lambda self, x: (self.layer(x), x), "return a tensor"),
+    "another width": (lambda self, x: self.layer(x[:, :2]), r"inputs of shape \(3,\)"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_network_that_no_method_could_work_with_is_refused_at_once(regression_setting, name):
+    _, data = regression_setting
+    forward, reason = ODD[name]
+    network = network_of(forward)
+    state = torch.get_rng_state()
+    with pytest.raises((UsageError, UnsupportedError), match=reason):
+        uqbench.evaluate("map", network, **data)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_network_without_parameters_or_in_half_precision_is_refused(regression_setting):
+    network, data = regression_setting
+    with pytest.raises(UnsupportedError, match="no parameters"):
+        uqbench.evaluate("map", nn.Flatten(), **data)
+    with pytest.raises(UnsupportedError, match=r"'0.weight' is torch.bfloat16.*network.float"):
+        uqbench.evaluate("map", copy.deepcopy(network).bfloat16(), **data)
+    network[2].float()
+    with pytest.raises(UnsupportedError, match=r"'2.weight' is torch.float32"):
+        uqbench.evaluate("map", network, **data)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from uqbench.data import Split
-from uqbench.errors import DivergenceError
+from uqbench.errors import DivergenceError, UnsupportedError
 from uqbench.networks import build_network, initialise, with_outputs
 from uqbench.problems import NetworkSpec, Recipe
 from uqbench.stacked import flattened
@@ -300,7 +300,34 @@ def test_initialisation_has_the_schemes_moments():
 
 def test_other_outputs_replace_the_last_linear_layer_only():
     network = networks(1)[0]
-    wider = with_outputs(network, 4)
+    wider = with_outputs(network, 4, torch.zeros(2, 3, dtype=torch.float64))
     assert wider(torch.zeros(2, 3, dtype=torch.float64)).shape == (2, 4)
     assert torch.equal(wider[0].weight, network[0].weight)
     assert network[2].out_features == 1
+
+
+def test_parameters_that_the_network_does_not_use_stay_as_they_are():
+    class Spare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used = nn.Linear(3, 1)
+            self.spare = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.used(x)
+
+    network = Spare().double()
+    data = Split(torch.randn(20, 3).double(), torch.randn(20).double())
+    for trained in train_ensemble([network] * 2, data, Recipe(epochs=2), squared_error, [0, 1]):
+        assert torch.equal(trained.spare.weight, network.spare.weight)
+        assert not torch.equal(trained.used.weight, network.used.weight)
+
+
+def test_what_cannot_be_trained_is_refused():
+    data = Split(torch.randn(3, 3).double(), torch.randn(3).double())
+    frozen = nn.Linear(3, 1).double().requires_grad_(False)
+    with pytest.raises(UnsupportedError, match="no trainable parameters"):
+        train(frozen, data, Recipe(epochs=1), squared_error, 0)
+    normalised = nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)).double()
+    with pytest.raises(UnsupportedError, match=r"BatchNorm .* batch_size of at least 2"):
+        train(normalised, data, Recipe(epochs=1, batch_size=1), squared_error, 0)
