@@ -205,6 +205,11 @@ FAULTS = [
         "fit changed the training targets by up to",
     ),
     (
+        "leaves the data alone",
+        fit_that("data.validation.inputs.requires_grad_()"),
+        "fit changed the requires_grad of the data from False to True",
+    ),
+    (
         "leaves default dtype and grad mode alone",
         fit_that("torch.set_grad_enabled(False)"),
         "fit changed the grad mode from True to False",
@@ -348,3 +353,31 @@ def test_checking_a_method_leaves_the_process_as_it_was(checked, tmp_path):
     assert len(checked("faulty", tmp_path / "faulty.py")) == 1
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.is_grad_enabled() == grad
+
+
+def test_what_a_posterior_keeps_of_the_first_batch_that_it_sees_is_found(checked, tmp_path):
+    path = tmp_path / "faulty.py"
+    path.write_text(
+        class_with(
+            "def fit(self, problem, data, network, context):",
+            "    return Centred(super().fit(problem, data, network, context))",
+        )
+        + """
+
+class Centred(Posterior):
+    def __init__(self, inner):
+        self.inner, self.shift = inner, None
+
+    def predict(self, inputs):
+        if self.shift is None:
+            self.shift = inputs.mean()
+        prediction = self.inner.predict(inputs)
+        return replace(prediction, mean=prediction.mean + self.shift)
+""".replace(
+            "class Centred",
+            "from dataclasses import replace\nfrom uqbench import Posterior\n\nclass Centred",
+        )
+    )
+    failures = checked("faulty", path)
+    assert list(failures) == ["predicts the same in one batch or in many"]
+    assert "in batches of 2 first of all changes the mean" in failures.popitem()[1]

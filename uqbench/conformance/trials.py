@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import traceback
@@ -46,6 +47,7 @@ class Fitted:
     """A posterior, what it predicts at the problem's inputs, and what was changed meanwhile.
 
     changes: aspect (network, modes, process, randomness, data) -> the first change found.
+    untouched: a copy of the posterior as ``fit`` returned it; None if it cannot be copied.
     """
 
     method: Method
@@ -53,6 +55,7 @@ class Fitted:
     posterior: Posterior
     prediction: Prediction
     changes: Mapping[str, str]
+    untouched: Posterior | None
 
     def predict(self, inputs: Tensor, posterior: Posterior | None = None) -> Prediction:
         """Return what the posterior, or a copy of it, predicts; raises as a run would."""
@@ -152,9 +155,17 @@ def _observed_fit(method: Method, tiny: TinyProblem, seed: int, outside: int) ->
             kind = type(posterior).__name__
             raise MethodError(f"fit must return a uqbench.Posterior, it returned {kind}")
         between = _observe(tiny)
+        untouched = _copied(posterior)
         prediction = _called(method, "predict", lambda: posterior.predict(tiny.inputs))
         changes = _changes("predict", between, _observe(tiny)) | _changes("fit", before, between)
-    return Fitted(method, tiny, posterior, prediction, changes)
+    return Fitted(method, tiny, posterior, prediction, changes, untouched)
+
+
+def _copied(posterior: Posterior) -> Posterior | None:
+    try:
+        return copy.deepcopy(posterior)
+    except Exception:  # the check of pickling judges it
+        return None
 
 
 def _called(method: Method, verb: str, call: Callable[[], T]) -> T:
@@ -182,6 +193,8 @@ def _observe(tiny: TinyProblem) -> Observations:
             "default dtype": torch.get_default_dtype(),
             "grad mode": torch.is_grad_enabled(),
             "number of threads": torch.get_num_threads(),
+            "use of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+            "precision of matrix products": torch.get_float32_matmul_precision(),
         },
         "randomness": _generator_states(),
         "data": {
@@ -190,6 +203,11 @@ def _observe(tiny: TinyProblem) -> Observations:
             "validation inputs": data.validation.inputs.clone(),
             "validation targets": data.validation.targets.clone(),
             "inputs of predict": tiny.inputs.clone(),
+            "requires_grad of the data": any(
+                values.requires_grad
+                for split in (data.train, data.validation)
+                for values in (split.inputs, split.targets)
+            ),
         },
     }
 
