@@ -1,10 +1,10 @@
-"""The arrays that loaders return: a table as read, and a problem's data once split."""
+"""What loaders return: a table or a set of images as read, and a problem's data once split."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -65,9 +65,69 @@ class Table:
         return self.source or self.name
 
 
+Shape = tuple[int, int, int]
+"""Channels (1: grey, 3: RGB), height and width of an image."""
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Labelled images of one shape, whose pixels are read when they are asked for.
+
+    shape: (C, H, W). targets: (N,) int64 class indices 0..C-1 (zeros where there are no classes).
+    read: row numbers (n,) -> pixels (n, C, H, W), uint8. source: the file or folder that they come
+    from, for error messages. fingerprint: of all images as they are stored.
+    """
+
+    name: str
+    shape: Shape
+    targets: np.ndarray
+    read: Callable[[np.ndarray], np.ndarray]
+    fingerprint: str
+    class_names: tuple[str, ...] = ()
+    source: str = ""
+
+    @classmethod
+    def held(
+        cls,
+        name: str,
+        pixels: np.ndarray,
+        targets: np.ndarray,
+        class_names: tuple[str, ...] = (),
+        source: str = "",
+    ) -> Images:
+        """Images that are in memory: pixels (N, C, H, W), uint8."""
+        read_only(pixels)
+        read_only(targets)
+        found = fingerprint(pixels, targets, class_names=class_names)
+        shape = pixels.shape[1:]
+        return cls(name, shape, targets, pixels.__getitem__, found, class_names, source)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def place(self) -> str:
+        """How an error message names them: their file or folder if they have one."""
+        return self.source or self.name
+
+    def pixels(self) -> np.ndarray:
+        """All pixels, (N, C, H, W) uint8."""
+        return self.read(np.arange(len(self)))
+
+    def take(self, rows: np.ndarray) -> Images:
+        """The images of these rows; the fingerprint remains that of all."""
+        return replace(
+            self, targets=self.targets[rows], read=lambda chosen: self.read(rows[chosen])
+        )
+
+    def mapped(self, name: str, shape: Shape, change: Callable[[np.ndarray], np.ndarray]) -> Images:
+        """The images that ``change`` makes of these pixels, whenever they are read."""
+        return replace(self, name=name, shape=shape, read=lambda rows: change(self.read(rows)))
+
+
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """inputs: (n, ...) float64; targets: (n,), standardised values or class indices."""
+    """inputs: (n, ...) float64, of images float32; targets: (n,), standardised or class indices."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -81,6 +141,7 @@ class PreparedData:
     """A problem's data for one seed, standardised.
 
     ood: name -> inputs (n, ...) of an out-of-distribution set.
+    ood_conversions: name -> what was done to make its images fit; absent where nothing was.
     num_classes: C, or None for regression.
     target_mean, target_std: y_raw = target_mean + target_std * y (0 and 1 where not standardised).
     fingerprint: of the data before splitting.
@@ -97,3 +158,4 @@ class PreparedData:
     target_std: float = 1.0
     feature_names: tuple[str, ...] = ()
     fingerprint: str = ""
+    ood_conversions: Mapping[str, str] = field(default_factory=dict)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
-from uqbench.datasets import bundled, uci
+from uqbench.datasets import bundled, image_folders, images, uci
 from uqbench.datasets.arrays import PreparedData, Table
+from uqbench.datasets.image_problems import NAMES as IMAGE_SETS
+from uqbench.datasets.image_problems import is_image_set
 from uqbench.datasets.root import data_root
 from uqbench.datasets.splits import prepare
 from uqbench.datasets.tables import read_table
@@ -40,12 +42,16 @@ _BUNDLED_TABLES: dict[str, Callable[[], Table]] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of ``uqbench data list``. path: where its file is or would be; None if bundled."""
+    """A line of ``uqbench data list``.
+
+    shape: of one row: (d,), or (C, H, W) of an image.
+    path: where its file or folder is or would be; None if bundled.
+    """
 
     name: str
     task: Task
     rows: int
-    features: int
+    shape: tuple[int, ...]
     status: Literal["present", "missing", "bundled"]
     path: Path | None = None
 
@@ -72,7 +78,7 @@ def load_problem_data(
     root: str | Path | None = None,
     target: str | None = None,
 ) -> PreparedData:
-    """Return the data of one (problem, seed).
+    """Return the data of one (problem, seed) of a table.
 
     dataset: a name of :func:`entries`, or ``file:PATH`` for a table of one's own, of which
     ``target`` names the column to predict. seed: of the split, or of generated data.
@@ -116,27 +122,28 @@ def load_table(
         if name in uci.SETS:
             folder = data_root(root)
             return _uci_table(name, folder, _stamp(uci.path_of(name, folder)))
+    if is_image_set(dataset):
+        raise UsageError(
+            f'{dataset}: images need validation: a fraction of the training part, "val" or "test"'
+        )
     raise UsageError(f"no data set named '{dataset}'.{did_you_mean(dataset, names())}")
 
 
 def names() -> list[str]:
     """Names of all data sets."""
-    return [TOY_CUBIC, *_BUNDLED_TABLES, *(f"uci/{name}" for name in uci.SETS)]
+    return [TOY_CUBIC, *_BUNDLED_TABLES, *(f"uci/{name}" for name in uci.SETS), *IMAGE_SETS]
 
 
 def entries(root: str | Path | None = None) -> list[Entry]:
     """All data sets: what they are, and whether they are there."""
     toy_rows = 2 * bundled.TOY_TRAINING_POINTS + bundled.TOY_TEST_POINTS
     found = [
-        Entry(TOY_CUBIC, Task.REGRESSION, toy_rows, 1, "bundled"),
-        Entry("sklearn/diabetes", Task.REGRESSION, 442, 10, "bundled"),
-        Entry("sklearn/digits", Task.CLASSIFICATION, 1797, 64, "bundled"),
+        Entry(TOY_CUBIC, Task.REGRESSION, toy_rows, (1,), "bundled"),
+        Entry("sklearn/diabetes", Task.REGRESSION, 442, (10,), "bundled"),
+        Entry("sklearn/digits", Task.CLASSIFICATION, 1797, (64,), "bundled"),
     ]
-    for name, described in uci.SETS.items():
-        path = uci.path_of(name, data_root(root))
-        status = "present" if path.exists() else "missing"
-        rows, features = described.rows, described.features
-        found.append(Entry(f"uci/{name}", Task.REGRESSION, rows, features, status, path))
+    for name in _FILES:
+        found.append(_on_disk(name, data_root(root)).entry)
     return found
 
 
@@ -146,20 +153,18 @@ def verify(root: str | Path | None = None, chosen: Iterable[str] | None = None) 
     ``unchecked``: readable and of the right size, but its fingerprint is not known.
     """
     outcomes = []
-    for name in _chosen(chosen):
+    for name in _chosen(chosen, _FILES):
         if name in _WITHOUT_FILE:
             outcomes.append(Outcome(name, "bundled", "comes with its package; nothing to verify"))
             continue
-        short = name.removeprefix("uci/")
-        path = uci.path_of(short, data_root(root))
+        found = _on_disk(name, data_root(root))
         try:
-            uci.load(short, data_root(root))
+            found.check()
         except DataError as error:
-            status = "wrong" if path.exists() else "missing"
+            status = "wrong" if found.entry.status == "present" else "missing"
             outcomes.append(Outcome(name, status, str(error)))
             continue
-        known = uci.SETS[short].fingerprint is not None
-        outcomes.append(Outcome(name, "ok" if known else "unchecked", str(path)))
+        outcomes.append(Outcome(name, "ok" if found.known else "unchecked", str(found.entry.path)))
     return outcomes
 
 
@@ -168,37 +173,89 @@ def fetch(
     root: str | Path | None = None,
     report: Callable[[str], None] = lambda name: None,
 ) -> list[Outcome]:
-    """Download data sets that are not there (all of them if ``chosen`` is None).
+    """Download data sets that are not there (all that can be if ``chosen`` is None).
 
     One that fails does not stop the others. ``report`` is called with each name before its turn.
     """
     outcomes = []
-    for name in _chosen(chosen):
+    for name in _chosen(chosen, [*_GROUPS["uci"], *_GROUPS["images"]]):
         if name in _WITHOUT_FILE:
             outcomes.append(Outcome(name, "bundled", "comes with its package; nothing to fetch"))
             continue
         report(name)
-        short = name.removeprefix("uci/")
+        found = _on_disk(name, data_root(root))
         try:
-            fetched = uci.fetch(short, data_root(root))
+            fetched = found.fetch()
         except DataError as error:
             outcomes.append(Outcome(name, "failed", str(error)))
             continue
-        path = uci.path_of(short, data_root(root))
-        outcomes.append(Outcome(name, "fetched" if fetched else "present", str(path)))
+        outcomes.append(Outcome(name, "fetched" if fetched else "present", str(found.entry.path)))
     return outcomes
 
 
 _WITHOUT_FILE = (TOY_CUBIC, *_BUNDLED_TABLES)
+_GROUPS = {"uci": [f"uci/{name}" for name in uci.SETS], "images": list(images.SETS)}
+_FILES = [*_GROUPS["uci"], *IMAGE_SETS]
 
 
-def _chosen(chosen: Iterable[str] | None) -> list[str]:
-    """The data sets asked for: ``uci`` stands for all UCI sets, and so does None."""
-    downloadable = [f"uci/{name}" for name in uci.SETS]
+@dataclass(frozen=True)
+class _OnDisk:
+    """A data set with files.
+
+    check: raises DataError if it is missing or wrong. known: whether its fingerprint is.
+    fetch: returns whether anything was downloaded, or raises DataError.
+    """
+
+    entry: Entry
+    check: Callable[[], object]
+    fetch: Callable[[], bool]
+    known: bool
+
+
+def _on_disk(name: str, root: Path) -> _OnDisk:
+    if name in images.SETS:
+        described = images.SETS[name]
+        there = images.missing_file(name, root) is None
+        rows, shape = sum(described.rows.values()), described.shape
+        return _OnDisk(
+            _entry(name, Task.CLASSIFICATION, rows, shape, there, images.path_of(name, root)),
+            lambda: [images.load(name, part, root) for part in images.PARTS],
+            partial(images.fetch, name, root),
+            set(described.fingerprints) == set(images.PARTS),
+        )
+    if name in image_folders.BY_HAND:
+        folder = root / name
+        rows, shape = image_folders.BY_HAND[name].images, image_folders.IMAGENET_SHAPE
+        return _OnDisk(
+            _entry(name, Task.CLASSIFICATION, rows, shape, folder.is_dir(), folder),
+            partial(image_folders.check_by_hand, name, root),
+            partial(image_folders.check_by_hand, name, root),
+            False,
+        )
+    short = name.removeprefix("uci/")
+    path, table = uci.path_of(short, root), uci.SETS[short]
+    return _OnDisk(
+        _entry(name, Task.REGRESSION, table.rows, (table.features,), path.exists(), path),
+        partial(uci.load, short, root),
+        partial(uci.fetch, short, root),
+        table.fingerprint is not None,
+    )
+
+
+def _entry(
+    name: str, task: Task, rows: int, shape: tuple[int, ...], there: bool, path: Path
+) -> Entry:
+    return Entry(name, task, rows, shape, "present" if there else "missing", path)
+
+
+def _chosen(chosen: Iterable[str] | None, default: Sequence[str]) -> list[str]:
+    """The data sets asked for; ``uci`` and ``images`` stand for all that can be fetched."""
+    if chosen is None:
+        return list(default)
     wanted: list[str] = []
-    for name in ["uci"] if chosen is None else chosen:
-        if name == "uci":
-            wanted += downloadable
+    for name in chosen:
+        if name in _GROUPS:
+            wanted += _GROUPS[name]
         elif name in names():
             wanted.append(name)
         else:

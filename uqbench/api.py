@@ -69,6 +69,9 @@ def run(
     data: str | Path | None = None,
     target: str | None = None,
     task: str | None = None,
+    images: str | Path | None = None,
+    ood: str | Path | Iterable[str | Path] = (),
+    image_size: int | None = None,
 ) -> Results:
     """Run every method on every problem with every seed, and return the folder's results.
 
@@ -83,9 +86,12 @@ def run(
     jobs: cells that run at the same time; with more than one, timings are marked as shared.
     timeout: seconds that one cell may take, or a string like ``"2h"``.
     plugins: Python files that define methods. data_dir: where the data sets are.
-    quick: a tenth of the training epochs, to try things out.
+    quick: a tenth of the training epochs, and of images a few thousand, to try things out.
     data, target, task: a table of one's own, the column to predict, and what kind of target it is
     (guessed if not given).
+    images: a folder of images of one's own, with train/CLASS/*, test/CLASS/* and optionally val/.
+    ood: folders of images unlike them, or names of data sets, to be told apart.
+    image_size: their height and width in pixels (the most common size if not given).
 
     Progress goes to standard error. Raises :class:`UQBenchError` if anything asked for is wrong,
     before any work is done. A cell that fails is a record, not an exception. Ctrl-C raises
@@ -94,7 +100,21 @@ def run(
     from uqbench.results import Results
 
     execution = execute(
-        request(methods, suite, problems, seeds, settings, quick, data_dir, data, target, task),
+        request(
+            methods,
+            suite,
+            problems,
+            seeds,
+            settings,
+            quick,
+            data_dir,
+            data,
+            target,
+            task,
+            images,
+            ood,
+            image_size,
+        ),
         device=device,
         out=out,
         jobs=jobs,
@@ -116,6 +136,9 @@ def request(
     data: str | Path | None = None,
     target: str | None = None,
     task: str | None = None,
+    images: str | Path | None = None,
+    ood: str | Path | Iterable[str | Path] = (),
+    image_size: int | None = None,
 ) -> Request:
     """Return the arguments of :func:`run` that say which cells to run, checked for their form."""
     from uqbench.cells import Request
@@ -124,8 +147,19 @@ def request(
         raise UsageError(f"seeds must be a whole number, at least 1; got {seeds!r}")
     if problems is not None and not problems:
         raise UsageError("problems: none are named")
+    ood = [ood] if isinstance(ood, str | Path) else ood
+    ood = tuple(map(str, ood))
     if data is not None and (suite is not None or problems is not None):
         raise UsageError("give either a table of your own (--data) or --suite and --problems")
+    if images is not None and any(other is not None for other in (data, suite, problems)):
+        raise UsageError(
+            "give either images of your own (--images), or --data, or --suite and --problems"
+        )
+    if images is None and (ood or image_size is not None):
+        raise UsageError("--ood and --image-size are for images of your own: give --images as well")
+    whole = isinstance(image_size, int) and not isinstance(image_size, bool)
+    if image_size is not None and not (whole and image_size >= 1):
+        raise UsageError(f"image_size must be a whole number, at least 1; got {image_size!r}")
     if data is None and (target is not None or task is not None):
         raise UsageError("--target and --task describe a table of your own: give --data as well")
     if data is not None and target is None:
@@ -141,6 +175,9 @@ def request(
         data=_path(data),
         target=target,
         task=task,
+        images=_path(images),
+        ood=ood,
+        image_size=image_size,
     )
 
 
@@ -262,8 +299,8 @@ def _announce(
     unsuccessful = sum(there[status] for status in FAILURES)
     if unsuccessful and len(todo) == len(cells) - there.total():
         text += f". {unsuccessful} of them failed: --rerun failed tries these again"
-    own_tables = {cell.problem.description for cell in cells if cell.problem.target}
-    for line in (*own_tables, text):
+    own_data = {cell.problem.description for cell in cells if cell.problem.of_own_data}
+    for line in (*own_data, text):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -283,6 +320,8 @@ def _run_dir(out: str | Path | None, request: Request, cells: Sequence[Cell]) ->
     name = suites.pop() if len(suites) == 1 else "problems"
     if request.data is not None:
         name = request.data.stem
+    elif request.images is not None:
+        name = request.images.name
     return Path("runs") / (f"{name}-quick" if request.quick else name)
 
 

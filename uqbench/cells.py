@@ -14,10 +14,10 @@ from typing import Any
 from uqbench.errors import UsageError
 from uqbench.problems import (
     Problem,
+    data_fingerprint,
     defining_suites,
     digest,
     load_suite,
-    problem_data,
 )
 from uqbench.records import Identity
 from uqbench.registry import (
@@ -49,6 +49,9 @@ class Request:
     data: Path | None = None
     target: str | None = None
     task: str | None = None
+    images: Path | None = None
+    ood: tuple[str, ...] = ()
+    image_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,12 @@ class Cell:
         """All that makes this cell this cell, in plain JSON values."""
         training = _training_identity(self.problem)
         for held_elsewhere in ("name", "network", "split", "dtype"):
-            del training[held_elsewhere]
+            training.pop(held_elsewhere, None)
         return Identity(
             suite=self.suite,
             problem=self.problem.name,
             fingerprint=self.fingerprint,
-            split=self.problem.split,
+            split=() if self.problem.of_images else self.problem.split,
             network=_plain(asdict(self.problem.network)),
             map_checkpoint=self.map_checkpoint,
             method=self.method,
@@ -196,7 +199,7 @@ def _settings(request: Request, suite: str, problem: Problem, method: str) -> di
 
 def _problems(request: Request) -> list[tuple[str, Problem]]:
     """Return the problems asked for, each with the name of its suite."""
-    if request.data is not None:
+    if request.data is not None or request.images is not None:
         return [_own_problem(request)]
     if request.suite is None and request.problems:
         homes = defining_suites()
@@ -211,7 +214,12 @@ def _problems(request: Request) -> list[tuple[str, Problem]]:
 
 
 def _own_problem(request: Request) -> tuple[str, Problem]:
-    """Return the problem that a table of somebody's own makes; it is a suite of its own."""
+    """Return the problem that somebody's own data makes; it is a suite of its own."""
+    if request.images is not None:
+        from uqbench.own_images import own_images_problem
+
+        problem = own_images_problem(request.images, request.ood, request.image_size)
+        return problem.name, problem
     from uqbench.datasets.catalogue import FILE_PREFIX, load_table
     from uqbench.own_data import own_table_problem
 
@@ -232,10 +240,9 @@ def _pick(suite: str, names: Sequence[str]) -> list[Problem]:
 
 def _fingerprint(request: Request, suite: str, problem: Problem, seed: int) -> str:
     try:
-        data = problem_data(problem, seed, request.data_dir)
+        return data_fingerprint(problem, seed, request.data_dir)
     except UsageError as error:
         raise UsageError(f"{_place(suite, problem)}: {error}") from None
-    return data.fingerprint
 
 
 def _map_checkpoint(problem: Problem, fingerprint: str, seed: int) -> str:

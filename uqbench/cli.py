@@ -137,7 +137,28 @@ _data_dir_option = _text_option(
 @_text_option("--data", metavar="FILE", help="A table of your own instead of a suite.")
 @_text_option("--target", metavar="COLUMN", help="The column of --data to predict.")
 @click.option("--task", type=click.Choice(["regression", "classification"]), help="For --data.")
-@click.option("--quick", is_flag=True, help="A tenth of the training epochs, to try things out.")
+@_text_option(
+    "--images",
+    metavar="FOLDER",
+    help="Images of your own instead of a suite: train/CLASS/*, test/CLASS/*, optionally val/.",
+)
+@_text_option(
+    "--ood",
+    multiple=True,
+    metavar="FOLDER|NAME",
+    help="Images unlike those of --images: a folder or a data set (repeatable).",
+)
+@click.option(
+    "--image-size",
+    type=_COUNT,
+    metavar="PIXELS",
+    help="Height and width that --images get (default: their most common size).",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="A tenth of the training epochs, and of images a few thousand, to try things out.",
+)
 @click.option("--dry-run", is_flag=True, help="List the cells and what is done; write nothing.")
 def run(
     dry_run: bool,
@@ -327,7 +348,8 @@ def _describe_problem(problem: Problem) -> Iterator[str]:
     parts = asdict(problem)
     methods = parts.pop("methods")
     yield f"{parts.pop('name')}: {problem.description}".rstrip(": ")
-    del parts["description"]
+    for part in ("description", *problem.unused_fields):
+        del parts[part]
     for part, value in parts.items():
         if isinstance(value, dict):
             yield f"{part}:"
@@ -517,7 +539,7 @@ def data_list(data_dir: str | None) -> None:
 
     click.echo(f"data folder: {data_root(data_dir)}")
     for line in _columns(
-        (entry.name, entry.task, f"{entry.rows} x {entry.features}", entry.status)
+        (entry.name, entry.task, " x ".join(map(str, (entry.rows, *entry.shape))), entry.status)
         for entry in entries(data_dir)
     ):
         click.echo(line)

@@ -6,7 +6,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,9 @@ def evaluate_cell(
     dtype = getattr(torch, problem.dtype)
 
     def tensor(values: np.ndarray, kind: torch.dtype = dtype) -> Tensor:
-        return torch.as_tensor(np.array(values), dtype=kind, device=device)
+        # what cells share is read-only and is copied; anything else would be copied in vain
+        values = np.require(values, requirements="W")
+        return torch.as_tensor(values, dtype=kind, device=device)
 
     target_kind = dtype if problem.task is Task.REGRESSION else torch.int64
 
@@ -115,7 +117,7 @@ def evaluate_cell(
     context = Context(device, dtype, derive_seed(problem.name, cell.seed, "method"), progress)
     outcome, cost = evaluate_method(method, problem, network, data, context, map_seconds, keep)
     return (
-        Outcome(**{**vars(outcome), "class_names": arrays.class_names}),
+        replace(outcome, class_names=arrays.class_names, ood_conversions=arrays.ood_conversions),
         cost,
         environment(device),
     )

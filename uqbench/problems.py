@@ -38,6 +38,7 @@ from uqbench.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from uqbench.datasets.arrays import PreparedData
+    from uqbench.datasets.image_problems import ImageParts
 
 _FORBID_UNKNOWN_KEYS = {"extra": "forbid"}
 
@@ -98,15 +99,39 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Subset:
+    """The most images of each part (``ood``: of each OoD set); those that are kept are drawn."""
+
+    __pydantic_config__ = _FORBID_UNKNOWN_KEYS
+    train: PositiveInt
+    validation: PositiveInt
+    test: PositiveInt
+    ood: PositiveInt
+
+
+QUICK_SUBSET = Subset(train=8000, validation=500, test=1000, ood=1000)
+
+
+@dataclass(frozen=True)
 class Problem:
     """A data set with its splits, a network, a training recipe, and per-method settings.
 
-    dataset: a name that ``uqbench data list`` shows, or ``file:PATH`` for a table of one's own.
+    dataset: a name that ``uqbench data list`` shows, ``file:PATH`` for a table of one's own, or
+    ``images:PATH`` for a folder of images of one's own.
+    predict_batch: rows per call of ``Posterior.predict``.
+
+    Of tables:
     target: the column to predict, for ``file:PATH`` alone.
     split: fractions of rows for training, test and validation.
     held_out_classes: classes (of the original labels) kept out of training; their rows are the
     OoD set ``held-out``.
-    predict_batch: rows per call of ``Posterior.predict``.
+
+    Of images, which have official training and test parts:
+    validation: the fraction of the training part to draw for validation, or the data set's part
+    that serves: ``val``, or ``test`` where the paper did so.
+    ood: names of OoD sets, see :func:`uqbench.datasets.image_problems.image_parts`.
+    subset: use some of the images only.
+    image_size: height and width in pixels of ``images:PATH`` (default: their most common size).
     """
 
     __pydantic_config__ = _FORBID_UNKNOWN_KEYS
@@ -123,24 +148,51 @@ class Problem:
     predict_batch: PositiveInt = 1000
     description: str = ""
     target: str | None = None
+    validation: Fraction | Literal["test", "val"] | None = None
+    ood: tuple[str, ...] = ()
+    subset: Subset | None = None
+    image_size: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         if abs(sum(self.split) - 1) > 1e-9:
             raise ValueError(f"split must sum to 1, got {list(self.split)}")
         if self.held_out_classes and self.task is not Task.CLASSIFICATION:
             raise ValueError("held_out_classes needs task = 'classification'")
+        if self.of_images and self.task is not Task.CLASSIFICATION:
+            raise ValueError("validation is of images, which need task = 'classification'")
+        kind = "tables, not of images" if self.of_images else "images, which need validation"
+        for name in self.unused_fields:
+            if name != "split" and getattr(self, name) not in (None, ()):
+                raise ValueError(f"{name} is of {kind}")
+
+    @property
+    def of_images(self) -> bool:
+        """Whether the data set is one of images, not a table."""
+        return self.validation is not None
+
+    @property
+    def unused_fields(self) -> tuple[str, ...]:
+        """Fields that are of tables if this is of images, or the other way round."""
+        return _OF_TABLES if self.of_images else _OF_IMAGES
+
+    @property
+    def of_own_data(self) -> bool:
+        """Whether the data are somebody's own, which no name of a data set tells about."""
+        return self.dataset.startswith(("file:", "images:"))
 
     def training_identity(self) -> dict[str, Any]:
         """All of the problem that the MAP network depends on, besides the data and the seed."""
         parts = asdict(self)
-        for part in ("methods", "predict_batch", "description"):
+        for part in ("methods", "predict_batch", "description", *self.unused_fields):
             del parts[part]
+        parts.pop("ood", None)
         return parts
 
     def quick(self) -> Problem:
         """The same problem with a tenth of the epochs, to try things out; never published.
 
-        The ``epochs`` that the problem gives to its methods are cut as well.
+        The ``epochs`` that the problem gives to its methods are cut as well, and images to
+        ``QUICK_SUBSET`` unless the problem has a subset of its own.
         """
         methods = {
             name: {**settings, "epochs": _tenth(settings["epochs"])}
@@ -149,7 +201,12 @@ class Problem:
             for name, settings in self.methods.items()
         }
         training = replace(self.training, epochs=_tenth(self.training.epochs))
-        return replace(self, training=training, methods=methods)
+        subset = self.subset or (QUICK_SUBSET if self.of_images else None)
+        return replace(self, training=training, methods=methods, subset=subset)
+
+
+_OF_TABLES = ("target", "split", "held_out_classes")
+_OF_IMAGES = ("validation", "ood", "subset", "image_size")
 
 
 def _tenth(epochs: int) -> int:
@@ -310,6 +367,10 @@ def _defined(path: Path, file: _SuiteFile) -> list[Problem]:
 
 def problem_data(problem: Problem, seed: int, root: str | Path | None = None) -> PreparedData:
     """Return the problem's data for one seed; every method of that seed gets the same."""
+    if problem.of_images:
+        from uqbench.datasets.image_problems import prepare_images
+
+        return prepare_images(_image_parts(problem, seed, root), problem.standardise)
     from uqbench.datasets.catalogue import load_problem_data
 
     return load_problem_data(
@@ -321,6 +382,31 @@ def problem_data(problem: Problem, seed: int, root: str | Path | None = None) ->
         held_out_classes=problem.held_out_classes,
         root=root,
         target=problem.target,
+    )
+
+
+def data_fingerprint(problem: Problem, seed: int, root: str | Path | None = None) -> str:
+    """Return the fingerprint of :func:`problem_data`, and raise what it would raise.
+
+    No pixel of an image is normalised for it.
+    """
+    if problem.of_images:
+        return _image_parts(problem, seed, root).fingerprint
+    return problem_data(problem, seed, root).fingerprint
+
+
+def _image_parts(problem: Problem, seed: int, root: str | Path | None) -> ImageParts:
+    from uqbench.datasets.image_problems import image_parts
+    from uqbench.datasets.root import data_root
+
+    return image_parts(
+        problem.dataset,
+        validation=problem.validation,
+        seed=derive_seed(problem.name, seed, "split"),
+        root=data_root(root),
+        ood=problem.ood,
+        subset=problem.subset,
+        image_size=problem.image_size,
     )
 
 

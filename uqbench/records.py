@@ -19,7 +19,8 @@ from typing import Any, Literal, get_args
 from uqbench.errors import DataError, UsageError
 from uqbench.replacement import replacement
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Raised whenever records get a field: 2 brought ``ood_conversions``."""
 EVALUATOR_VERSION = 1
 """Raised whenever a metric changes its meaning; part of every cell's identity."""
 
@@ -29,12 +30,15 @@ STATUSES = get_args(Status)
 
 @dataclass(frozen=True)
 class Identity:
-    """What makes a cell this cell; its digest is the record's ``key``."""
+    """What makes a cell this cell; its digest is the record's ``key``.
+
+    split: fractions of a table; empty for images, whose parts are official.
+    """
 
     suite: str
     problem: str
     fingerprint: str
-    split: tuple[float, float, float]
+    split: tuple[float, ...]
     network: Mapping[str, Any]
     map_checkpoint: str
     method: str
@@ -54,6 +58,7 @@ class Outcome:
     metrics: name -> number. ood: OoD set -> name -> number.
     tuned: values chosen on the validation split. grid_size: candidates tried.
     class_names: the labels behind class indices 0..C-1 (empty for regression).
+    ood_conversions: OoD set -> what was done to make its images fit; absent where nothing was.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -62,6 +67,7 @@ class Outcome:
     grid_size: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+    ood_conversions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -297,11 +303,12 @@ _FLOATS = "Mapping[str, float]"
 _FLOATS_BY_SET = "Mapping[str, Mapping[str, float]]"
 _TYPES = {"str": str, "int": int, "bool": bool, "float": (int, float), "Status": str}
 _ITEMS = {
-    "tuple[float, float, float]": "float",
+    "tuple[float, ...]": "float",
     "tuple[str, ...]": "str",
     _FLOATS: "float",
     _FLOATS_BY_SET: _FLOATS,
     "Mapping[str, int]": "int",
+    "Mapping[str, str]": "str",
 }
 
 

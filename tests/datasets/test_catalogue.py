@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from uqbench.datasets import catalogue, uci
+from uqbench.datasets import catalogue, images, uci
 from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
 
@@ -139,7 +139,7 @@ class TestListing:
         for entry in catalogue.entries():
             if entry.name.startswith("sklearn/"):
                 table = catalogue.load_table(entry.name)
-                assert table.inputs.shape == (entry.rows, entry.features)
+                assert table.inputs.shape == (entry.rows, *entry.shape)
                 assert table.task is entry.task
 
     def test_verify_tells_good_wrong_and_missing_apart(self, shared_data, tmp_path):
@@ -158,8 +158,13 @@ class TestListing:
         }
 
     def test_all_shared_sets_verify(self, shared_data):
-        status = [outcome.status for outcome in catalogue.verify(shared_data)]
-        assert status.count("ok") == 8
+        found = {outcome.name: outcome.status for outcome in catalogue.verify(shared_data)}
+        assert [name for name, status in found.items() if status == "ok"] == [
+            *(f"uci/{name}" for name in uci.SETS if name != "song"),
+            "mnist",
+            "fashion-mnist",
+        ]
+        assert "wrong" not in found.values()
 
     def test_song_is_unchecked(self, tmp_path, monkeypatch):
         small = uci.UCISet(2, 1, "", None, uci.parse_target_first, None)
@@ -191,12 +196,27 @@ class TestFetch:
         assert not (tmp_path / "uci" / "wine.csv").exists()
 
     def test_a_group_stands_for_all_its_sets(self, tmp_path, monkeypatch):
-        def offline(url):
+        def offline(*what):
             raise DataError("offline")
 
         monkeypatch.setattr(uci, "download_bytes", offline)
-        assert len(catalogue.fetch(["uci"], tmp_path)) == len(uci.SETS)
-        assert len(catalogue.fetch(None, tmp_path)) == len(uci.SETS)
+        monkeypatch.setattr(images, "_download", offline)
+        of_uci, of_images = [f"uci/{name}" for name in uci.SETS], list(images.SETS)
+        for chosen, names in (
+            (["uci"], of_uci),
+            (["images"], of_images),
+            (None, of_uci + of_images),
+        ):
+            outcomes = catalogue.fetch(chosen, tmp_path)
+            assert [(o.name, o.message) for o in outcomes] == [(name, "offline") for name in names]
+
+    def test_what_has_to_be_downloaded_by_hand_says_where(self, tmp_path):
+        (outcome,) = catalogue.fetch(["imagenet"], tmp_path)
+        assert outcome.status == "failed"
+        assert outcome.message == (
+            f"{tmp_path / 'imagenet' / 'train'}: no such folder; imagenet has to be downloaded by "
+            "hand from image-net.org"
+        )
 
     def test_an_unknown_name_is_an_error_before_anything_is_downloaded(self, tmp_path, monkeypatch):
         monkeypatch.setattr(uci, "download_bytes", lambda url: pytest.fail("downloaded"))

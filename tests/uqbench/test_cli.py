@@ -204,7 +204,7 @@ def test_a_wrong_leaderboard_is_one_line(cli, bench, arguments, message):
         ('"status":"ok"', '"status":"fine"', "status is 'fine'"),
         ('"seed":0', '"seed":"zero"', "identity.seed is 'zero'"),
         ('"settings":{', '"settings":5,"x":{', "identity.x is unknown"),
-        ('"schema":1', '"schema":"1"', "schema is '1'"),
+        ('"schema":2', '"schema":"2"', "schema is '2'"),
         ('"key":', '"keys":', "keys is unknown"),
         ('{"key"', '[{"key"', "not a record"),
     ],

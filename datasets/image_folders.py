@@ -1,0 +1,374 @@
+"""Folders of image files: one's own, folders of OoD images, ImageNet and ImageNet-O.
+
+An own data set is a folder with ``train/`` and ``test/``, and perhaps ``val/``, which hold a folder
+of images for each class. Files of any format that Pillow reads count as images, by their suffix;
+hidden files and all others are ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from uqbench.datasets.arrays import Images, Shape
+from uqbench.datasets.image_transforms import conversion
+from uqbench.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PARTS = {"train": ("train",), "test": ("test",), "val": ("val", "valid", "validation")}
+"""Part -> the names that its folder may have."""
+IMAGENET_SHAPE: Shape = (3, 224, 224)
+
+
+class ByHand(NamedTuple):
+    """A data set that has to be downloaded by hand. images: how many there are."""
+
+    images: int
+    source: str
+
+
+BY_HAND = {
+    "imagenet": ByHand(1_281_167 + 50_000, "image-net.org"),
+    "imagenet-o": ByHand(2_000, "github.com/hendrycks/natural-adv-examples"),
+}
+"""In ROOT/NAME."""
+
+
+class _File(NamedTuple):
+    """An image file, with what changes when it is rewritten."""
+
+    path: Path
+    modified: int
+    bytes: int
+
+
+class _Class(NamedTuple):
+    name: str
+    files: tuple[_File, ...]
+
+
+class _Part(NamedTuple):
+    name: str
+    folder: Path
+    classes: tuple[_Class, ...]
+
+    @property
+    def files(self) -> tuple[_File, ...]:
+        return tuple(file for one in self.classes for file in one.files)
+
+    def targets(self, class_names: Sequence[str]) -> np.ndarray:
+        number = {name: index for index, name in enumerate(class_names)}
+        return np.array([number[one.name] for one in self.classes for _ in one.files], np.int64)
+
+
+def load_folder(path: Path, side: int | None = None) -> dict[str, Images]:
+    """Return the parts ``train``, ``test`` and, if there is one, ``val`` of one's own folder.
+
+    The images are grey if all of them are, else RGB. Their size is the most common one among those
+    for training, or ``side`` x ``side`` pixels; others are scaled (bilinear, antialiased) until
+    they cover it, and cropped around the centre. They are read once while the files are unchanged.
+
+    Raises DataError, which names the folder or the file, if a part or a class has no images, there
+    are fewer than two classes, a part has a class that training lacks, or an image cannot be read
+    or held in memory.
+    """
+    return dict(_read_parts(path, side, _parts(path)))
+
+
+def load_ood_folder(path: Path, shape: Shape) -> tuple[Images, str]:
+    """Return all images below a folder in this shape, and what was done to any ("" if nothing).
+
+    Raises DataError as :func:`load_folder` does.
+    """
+    _require_folder(path)
+    files = _image_files(path)
+    if not files:
+        raise DataError(f"{path}: holds no images (files like .png or .jpg)")
+    return _read_ood(path, files, shape)
+
+
+def load_imagenet(part: Literal["train", "test"], root: Path) -> Images:
+    """ImageNet's training images, or its validation images as the test part.
+
+    They lie in ROOT/imagenet/train/CLASS and ROOT/imagenet/val/CLASS. The shorter side is scaled to
+    256 pixels, and the centre of 224 x 224 is kept. The fingerprint is of the files' names and
+    sizes: there are too many to be read at once.
+    """
+    train, test = root / "imagenet" / "train", root / "imagenet" / "val"
+    for folder in (train, test):
+        _require_by_hand("imagenet", folder)
+    return _imagenet("imagenet", train if part == "train" else test, train, _modified(train, test))
+
+
+def load_imagenet_o(root: Path) -> Images:
+    """ImageNet-O (Hendrycks et al. 2021) in ROOT/imagenet-o/CLASS, cropped as ImageNet is."""
+    folder = root / "imagenet-o"
+    _require_by_hand("imagenet-o", folder)
+    return _imagenet("imagenet-o", folder, folder, _modified(folder))
+
+
+def check_by_hand(name: str, root: Path) -> bool:
+    """Raise DataError unless a set of ``BY_HAND`` is there; False, as nothing is ever fetched."""
+    if name == "imagenet":
+        load_imagenet("train", root)
+        load_imagenet("test", root)
+    else:
+        load_imagenet_o(root)
+    return False
+
+
+def _require_by_hand(name: str, folder: Path) -> None:
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder}: no such folder; {name} has to be downloaded by hand from "
+            f"{BY_HAND[name].source}"
+        )
+
+
+def require_memory(place: str, images: int, shape: Shape) -> None:
+    """Raise a DataError if so many images, in uint8 and in float32, need more than is free."""
+    import psutil
+
+    needed = images * int(np.prod(shape)) * 5
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise DataError(
+            f"{place}: {images:,} images of {' x '.join(map(str, shape))} need "
+            f"{needed / 1e9:,.0f} GB of memory, of which {free / 1e9:,.0f} GB are free; data sets "
+            "are held in memory, so use fewer images (subset) or smaller ones (image_size)"
+        )
+
+
+def _parts(path: Path) -> tuple[_Part, ...]:
+    """The files of an own folder, whose layout is checked."""
+    _require_folder(path)
+    found = []
+    for part, names in PARTS.items():
+        folder = next((path / name for name in names if (path / name).is_dir()), None)
+        if folder is not None:
+            found.append(_Part(part, folder, _classes(folder)))
+        elif part != "val":
+            raise DataError(
+                f"{path}: has no folder '{part}'; it needs train/ and test/, each with a folder "
+                "of images for every class"
+            )
+    train, *others = found
+    known = [one.name for one in train.classes]
+    if len(known) < 2:
+        raise DataError(
+            f"{train.folder}: has a single class, '{known[0]}'; there is nothing to tell apart"
+        )
+    for part in others:
+        for one in part.classes:
+            if one.name not in known:
+                raise DataError(
+                    f"{part.folder / one.name}: training has no class '{one.name}' (no such folder "
+                    f"in {train.folder})"
+                )
+    return tuple(found)
+
+
+def _require_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise DataError(f"{path}: {'is a file; give a folder' if path.exists() else 'no folder'}")
+
+
+def _classes(folder: Path) -> tuple[_Class, ...]:
+    """The classes of a part in the order of their names; each has an image at least."""
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    stray = next((entry for entry in entries if _is_image(entry.name) and entry.is_file()), None)
+    if stray is not None:
+        raise DataError(f"{stray}: lies outside of the folders of the classes in {folder}")
+    classes = [_Class(entry.name, _image_files(entry)) for entry in entries if entry.is_dir()]
+    if not classes:
+        raise DataError(f"{folder}: holds no folders; each class needs one with its images")
+    for one in classes:
+        if not one.files:
+            raise DataError(
+                f"{folder / one.name}: holds no images (files like .png or .jpg); add some, or "
+                "remove the folder"
+            )
+    return tuple(classes)
+
+
+def _image_files(folder: Path) -> tuple[_File, ...]:
+    """All images in a folder and the folders inside it, in the order of their paths."""
+    files = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(filter(_is_image, names)):
+            path = Path(place, name)
+            status = path.stat()
+            files.append(_File(path, status.st_mtime_ns, status.st_size))
+    return tuple(files)
+
+
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in _suffixes()
+
+
+@cache
+def _suffixes() -> frozenset[str]:
+    """Suffixes of the formats that Pillow reads."""
+    from PIL import Image
+
+    known = Image.registered_extensions().items()
+    return frozenset(suffix for suffix, kind in known if kind in Image.OPEN)
+
+
+@lru_cache(maxsize=2)
+def _read_parts(
+    path: Path, side: int | None, parts: tuple[_Part, ...]
+) -> tuple[tuple[str, Images], ...]:
+    headers = {part.name: [_header(file.path) for file in part.files] for part in parts}
+    grey = all(header.grey for found in headers.values() for header in found)
+    sizes = Counter(header.size for header in headers["train"])
+    size = (side, side) if side else sizes.most_common(1)[0][0]
+    shape = (1 if grey else 3, *size)
+    require_memory(str(path), sum(map(len, headers.values())), shape)
+    class_names = tuple(one.name for one in parts[0].classes)
+    return tuple(
+        (
+            part.name,
+            Images.held(
+                path.name,
+                np.stack([_decoded(file.path, shape).pixels for file in part.files]),
+                part.targets(class_names),
+                class_names,
+                str(part.folder),
+            ),
+        )
+        for part in parts
+    )
+
+
+@lru_cache(maxsize=4)
+def _read_ood(path: Path, files: tuple[_File, ...], shape: Shape) -> tuple[Images, str]:
+    require_memory(str(path), len(files), shape)
+    decoded = [_decoded(file.path, shape) for file in files]
+    pixels = np.stack([one.pixels for one in decoded])
+    images = Images.held(path.name, pixels, np.zeros(len(files), np.int64), source=str(path))
+    done = conversion(
+        shape, any(one.resized for one in decoded), any(one.recoloured for one in decoded)
+    )
+    return images, done
+
+
+def _modified(*folders: Path) -> tuple[int, ...]:
+    return tuple(folder.stat().st_mtime_ns for folder in folders)
+
+
+@lru_cache(maxsize=4)
+def _imagenet(name: str, folder: Path, train: Path, modified: tuple[int, ...]) -> Images:
+    part = _Part(name, folder, _classes(folder))
+    class_names = tuple(sorted(one.name for one in train.iterdir() if one.is_dir()))
+    if unknown := {one.name for one in part.classes} - set(class_names):
+        raise DataError(f"{folder / min(unknown)}: no such folder in {train}")
+    digest = hashlib.sha256()
+    for file in part.files:
+        digest.update(f"{file.path.relative_to(folder).as_posix()}\0{file.bytes}\0".encode())
+    files = np.array([file.path for file in part.files], dtype=object)
+    return Images(
+        name=name,
+        shape=IMAGENET_SHAPE,
+        targets=part.targets(class_names),
+        read=lambda rows: _cropped(tuple(files[rows])),
+        fingerprint=digest.hexdigest(),
+        class_names=class_names,
+        source=str(folder),
+    )
+
+
+@lru_cache(maxsize=4)
+def _cropped(paths: tuple[Path, ...]) -> np.ndarray:
+    from torchvision.transforms import CenterCrop, Compose, Resize
+
+    side = IMAGENET_SHAPE[1]
+    crop = Compose([Resize(256), CenterCrop(side)])
+    pixels = np.empty((len(paths), *IMAGENET_SHAPE), np.uint8)
+    for row, path in enumerate(paths):
+        with _opened(path) as image:
+            pixels[row] = _array(crop(image.convert("RGB")))
+    return pixels
+
+
+class _Header(NamedTuple):
+    size: tuple[int, int]
+    """Height and width."""
+    grey: bool
+
+
+class _Decoded(NamedTuple):
+    pixels: np.ndarray
+    """(C, H, W) uint8."""
+    resized: bool
+    recoloured: bool
+
+
+def _header(path: Path) -> _Header:
+    with _opened(path) as image:
+        return _Header((image.height, image.width), _is_grey(image))
+
+
+def _decoded(path: Path, shape: Shape) -> _Decoded:
+    from PIL import ImageOps
+    from PIL.Image import Resampling
+
+    with _opened(path) as image:
+        ImageOps.exif_transpose(image, in_place=True)
+        recoloured = _is_grey(image) != (shape[0] == 1)
+        size = shape[2], shape[1]
+        resized = image.size != size
+        if image.mode in ("I", "F"):
+            raise DataError(f"{path}: has pixels of 32 bits; save it with 8 bits per channel")
+        image = _with_channels(image, shape[0])
+        if resized:
+            image = ImageOps.fit(image, size, Resampling.BILINEAR)
+        return _Decoded(_array(image), resized, recoloured)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image]:
+    """An image file; whatever goes wrong inside the block is a DataError that names it."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            yield image
+    except DataError:
+        raise
+    except Exception as error:  # whatever the readers of forty formats make of a damaged file
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if isinstance(error, UnidentifiedImageError):
+            reason = "its format is unknown"
+        raise DataError(
+            f"{path}: cannot be read as an image ({reason}); repair or remove it"
+        ) from None
+
+
+def _is_grey(image: Image) -> bool:
+    return image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
+
+
+def _with_channels(image: Image, channels: int) -> Image:
+    from PIL import Image as PIL
+
+    if image.mode.startswith("I;16"):  # Pillow would clip at 255
+        image = PIL.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+def _array(image: Image) -> np.ndarray:
+    """(C, H, W) uint8."""
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
