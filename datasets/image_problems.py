@@ -95,8 +95,9 @@ def image_parts(
     if subset is not None:
         parts = {name: _at_most(getattr(subset, name), one, random) for name, one in parts.items()}
         outside = {name: _at_most(subset.ood, one, random) for name, one in outside.items()}
-    total = sum(map(len, [*parts.values(), *outside.values()]))
-    image_folders.require_memory(official["train"].place, total, train.shape)
+    # one part may serve as two
+    held = {id(one): len(one) for one in (*parts.values(), *outside.values())}
+    image_folders.require_memory(official["train"].place, sum(held.values()), train.shape)
     return ImageParts(**parts, ood=outside, conversions=conversions, fingerprint=digest.hexdigest())
 
 
