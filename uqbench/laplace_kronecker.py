@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 
 import torch
 from torch import Generator, Tensor, nn
@@ -29,15 +30,15 @@ class KroneckerCovariance(FunctionalCovariance):
     Of laplace-torch's regression predictive only the functional variance is used: it leaves out
     the noise σ², which the method adds. Parameters that need no gradient are left out of Σ.
 
-    Raises UnsupportedError for trainable parameters outside of Linear and Conv2d layers, and for
-    tied ones.
+    Raises UnsupportedError for trainable parameters outside of Linear and Conv2d layers, for tied
+    ones, and for layers that a forward pass does not use exactly once.
     """
 
     def __init__(self, network: nn.Module, split: Split, task: Task) -> None:
         super().__init__(network, split, task)
         targets = split.targets.view(-1, 1) if task is Task.REGRESSION else split.targets
         trainable(network)  # refuses a network with nothing to be uncertain about
-        _require_factors(network)
+        _require_factors(network, split.inputs[:1])
         self.laplace = KronLaplace(_MatrixOutputs(copy.deepcopy(network)), task.value)
         # without a generator of its own a DataLoader draws from the global one
         loader = DataLoader(
@@ -67,9 +68,17 @@ class _MatrixOutputs(nn.Module):
         return as_matrix(self.network(inputs))
 
 
-def _require_factors(network: nn.Module) -> None:
+@torch.no_grad()
+def _require_factors(network: nn.Module, inputs: Tensor) -> None:
     """Raise UnsupportedError for a layer whose parameters have no Kronecker factors of its own."""
     instead = "use structure = 'full' or 'diag', or subset = 'last_layer'"
+    uses: Counter[nn.Module] = Counter()
+    handles = [m.register_forward_hook(lambda m, *_: uses.update([m])) for m in network.modules()]
+    try:
+        network(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
     seen: set[nn.Parameter] = set()
     for name, module in network.named_modules():
         own = list(module.parameters(recurse=False))
@@ -80,6 +89,11 @@ def _require_factors(network: nn.Module) -> None:
             raise UnsupportedError(f"structure 'kron' does not cover {kind}; {instead}")
         if not all(parameter.requires_grad for parameter in own):
             raise UnsupportedError(f"structure 'kron' needs all of {kind} trainable; {instead}")
+        if uses[module] != 1:
+            raise UnsupportedError(
+                f"structure 'kron' needs {kind} used once in a forward pass, it is used "
+                f"{uses[module]} times; {instead}"
+            )
         if not seen.isdisjoint(own):
             raise UnsupportedError(f"structure 'kron': {kind} has tied parameters; {instead}")
         seen.update(own)

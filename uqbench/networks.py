@@ -230,9 +230,10 @@ def call_with(
 
 
 def require_no_recurrence(network: nn.Module) -> None:
-    """Raise UnsupportedError for recurrent layers, which torch cannot run under vmap."""
+    """Raise UnsupportedError for trainable recurrent layers, which torch cannot run under vmap."""
     for name, module in network.named_modules():
-        if isinstance(module, nn.RNNBase):
+        own = module.parameters(recurse=False)
+        if isinstance(module, nn.RNNBase) and any(p.requires_grad for p in own):
             raise UnsupportedError(
                 f"{described(name, module)} is recurrent: torch cannot linearise it, nor run "
                 "several of it as one program; use another kind of layer"

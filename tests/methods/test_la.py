@@ -257,6 +257,21 @@ def tied():
     return network
 
 
+def with_a_layer_used_twice():
+    layer = nn.Linear(3, 3)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(3, 1))
+
+
+class WithASpareLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+        self.output = nn.Linear(3, 1)
+
+    def forward(self, inputs):
+        return self.output(inputs)
+
+
 def partly_frozen():
     network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     network[0].weight.requires_grad_(False)
@@ -268,6 +283,8 @@ def partly_frozen():
     [
         (Regressor(), r"layer 'normalisation' \(BatchNorm1d\)"),
         (tied(), r"layer '2' \(Linear\) has tied parameters"),
+        (with_a_layer_used_twice(), r"layer '0' \(Linear\) used once .* 2 times"),
+        (WithASpareLayer(), r"layer 'spare' \(Linear\) used once .* 0 times"),
         (partly_frozen(), r"all of layer '0' \(Linear\) trainable"),
     ],
 )

@@ -220,3 +220,23 @@ def test_what_torch_cannot_linearise_is_refused_by_the_layers_name():
     prelu = nn.Sequential(nn.Linear(3, 2), nn.PReLU()).eval()
     with pytest.raises(UnsupportedError, match=r"'1' \(PReLU\)"):
         linearise(prelu, inputs).dense()
+
+
+def test_a_frozen_recurrent_layer_does_not_stand_in_the_way_of_the_layers_after_it():
+    class Encoded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.GRU(1, 2, batch_first=True).requires_grad_(False)
+            self.output = nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.output(self.encoder(x.unsqueeze(-1))[0][:, -1])
+
+    torch.manual_seed(0)
+    network = Encoded().double().eval()
+    inputs = torch.randn(4, 3, dtype=torch.float64)
+    hidden = network.encoder(inputs.unsqueeze(-1))[0][:, -1]
+    tangent = torch.randn(3, dtype=torch.float64)
+    expected = hidden @ tangent[:2] + tangent[2]
+    found = linearise(network, inputs).matvec(tangent.unsqueeze(0))
+    torch.testing.assert_close(found.view(-1), expected)
