@@ -1,5 +1,7 @@
 """The images of a problem: parts, OoD sets, normalisation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -110,7 +112,7 @@ class TestParts:
             tuple(map(str, range(1000))),
             "/imagenet/train",
         )
-        monkeypatch.setattr(image_folders, "load_imagenet", lambda part, root: huge)
+        monkeypatch.setattr(image_folders, "load_imagenet", lambda part, root: replace(huge))
         with pytest.raises(DataError) as caught:
             parts("imagenet", validation="test")
         text = str(caught.value)
