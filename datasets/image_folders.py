@@ -180,7 +180,8 @@ def _parts(path: Path) -> tuple[_Part, ...]:
 
 def _require_folder(path: Path) -> None:
     if not path.is_dir():
-        raise DataError(f"{path}: {'is a file; give a folder' if path.exists() else 'no folder'}")
+        fault = "is a file; give a folder" if path.exists() else "no such folder"
+        raise DataError(f"{path}: {fault}")
 
 
 def _classes(folder: Path) -> tuple[_Class, ...]:

@@ -133,7 +133,7 @@ class TestOwnFolder:
 
 class TestFaults:
     def test_a_folder_that_does_not_exist(self, tmp_path):
-        assert complaint(tmp_path / "none") == f"{tmp_path / 'none'}: no folder"
+        assert complaint(tmp_path / "none") == f"{tmp_path / 'none'}: no such folder"
 
     def test_a_file_in_place_of_a_folder(self, tmp_path):
         (tmp_path / "a.zip").write_bytes(b"")
