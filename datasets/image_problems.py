@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,7 +26,8 @@ ROTATED_PREFIX = "rotated:"
 NAMES = (*images.SETS, *image_folders.BY_HAND)
 _COUNTED_AT_A_TIME = 4_000_000
 
-Validation = float | Literal["test", "val"]
+Validation = float | str
+"""A fraction, or a part: ``val`` or ``test``."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -148,7 +148,7 @@ class Problem:
     predict_batch: PositiveInt = 1000
     description: str = ""
     target: str | None = None
-    validation: Fraction | Literal["test", "val"] | None = None
+    validation: float | str | None = None
     ood: tuple[str, ...] = ()
     subset: Subset | None = None
     image_size: PositiveInt | None = None
@@ -158,6 +158,11 @@ class Problem:
             raise ValueError(f"split must sum to 1, got {list(self.split)}")
         if self.held_out_classes and self.task is not Task.CLASSIFICATION:
             raise ValueError("held_out_classes needs task = 'classification'")
+        if self.validation not in (None, "val", "test") and not _is_fraction(self.validation):
+            raise ValueError(
+                'validation must be a fraction of the training part, "val" or "test", got '
+                f"{self.validation!r}"
+            )
         if self.of_images and self.task is not Task.CLASSIFICATION:
             raise ValueError("validation is of images, which need task = 'classification'")
         kind = "tables, not of images" if self.of_images else "images, which need validation"
@@ -207,6 +212,10 @@ class Problem:
 
 _OF_TABLES = ("target", "split", "held_out_classes")
 _OF_IMAGES = ("validation", "ood", "subset", "image_size")
+
+
+def _is_fraction(value: Any) -> bool:
+    return isinstance(value, float) and 0 < value < 1
 
 
 def _tenth(epochs: int) -> int:

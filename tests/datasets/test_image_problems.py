@@ -247,10 +247,12 @@ class TestProblems:
             ({"held_out_classes": (1,)}, "held_out_classes is of tables, not of images"),
             ({"target": "a"}, "target is of tables, not of images"),
             ({"task": Task.REGRESSION}, "validation is of images, which need task"),
+            ({"validation": "tset"}, r"validation must be a fraction of the .*, got 'tset'"),
+            ({"validation": 1.0}, r"validation must be a fraction of the training part, .* got 1"),
             ({"validation": None, "ood": ("mnist",)}, "ood is of images, which need validation"),
         ],
     )
-    def test_fields_of_the_other_kind_are_refused(self, settings, complaint):
+    def test_fields_that_make_no_sense_are_refused(self, settings, complaint):
         with pytest.raises(ValueError, match=complaint):
             problem(**settings)
 
