@@ -46,8 +46,12 @@ def lenet5(spec: NetworkSpec, shape: Shape, outputs: int) -> nn.Sequential:
 
 
 def lenet(spec: NetworkSpec, shape: Shape, outputs: int) -> nn.Sequential:
-    """LeNet with ReLUs and maximum pooling, the first layer without padding; 44,426 parameters."""
-    return _lenet(shape, outputs, padding=0, activation=nn.ReLU, pooling=nn.MaxPool2d)
+    """LeNet with maximum pooling and the first layer without padding; 44,426 parameters.
+
+    Its activations are the specification's.
+    """
+    activation = ACTIVATIONS[spec.activation]
+    return _lenet(shape, outputs, padding=0, activation=activation, pooling=nn.MaxPool2d)
 
 
 def _lenet(

@@ -31,7 +31,7 @@ _BATCH_OF_LARGE = 100
 def network_for(shape: Shape, images: int) -> NetworkSpec:
     """Return the network for so many training images of a shape (C, H, W).
 
-    Up to 64 pixels: LeNet for grey images and for fewer than 10,000 in RGB, ResNet9 for more.
+    Up to 64 pixels: LeNet with ReLUs for grey images and for fewer than 10,000 in RGB, ResNet9 for more.
     Larger images: torchvision's ResNet50. Below 16 pixels: an MLP with two hidden layers of 50 tanh
     units.
     """
@@ -42,7 +42,7 @@ def network_for(shape: Shape, images: int) -> NetworkSpec:
         kind = "resnet50_imagenet"
     else:
         kind = "lenet" if channels == 1 or images < MANY_IMAGES else "resnet9"
-    return NetworkSpec(kind=kind, weight_init="xavier_uniform")
+    return NetworkSpec(kind=kind, activation="relu", weight_init="xavier_uniform")
 
 
 def image_recipe(images: int) -> Recipe:

@@ -50,7 +50,8 @@ class NetworkSpec:
     """The architecture and its initialisation.
 
     kind: a builder of :mod:`uqbench.architectures`.
-    hidden, activation: the hidden layers of an ``mlp``. depth, widen: of a ``wrn``.
+    hidden: widths of an ``mlp``'s hidden layers. activation: of an ``mlp`` or a ``lenet``.
+    depth, widen: of a ``wrn``.
     weight_init, bias_init: of linear and convolution layers; ``default`` is torch's own, and biases
     are drawn from N(0, 1) with ``standard_normal``.
     """
