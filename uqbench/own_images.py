@@ -31,9 +31,9 @@ _BATCH_OF_LARGE = 100
 def network_for(shape: Shape, images: int) -> NetworkSpec:
     """Return the network for so many training images of a shape (C, H, W).
 
-    Up to 64 pixels: LeNet with ReLUs for grey images and for fewer than 10,000 in RGB, ResNet9 for more.
-    Larger images: torchvision's ResNet50. Below 16 pixels: an MLP with two hidden layers of 50 tanh
-    units.
+    Up to 64 pixels: LeNet with ReLUs for grey images and for fewer than 10,000 in RGB, ResNet9 for
+    more. Larger images: torchvision's ResNet50. Below 16 pixels: an MLP with two hidden layers of
+    50 tanh units.
     """
     channels, *sides = shape
     if min(sides) < SMALL_SIDE:
