@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 
+from uqbench.calibration import validation_nll
 from uqbench.context import Context
 from uqbench.data import TrainingData
-from uqbench.method import Method, Posterior, Task
-from uqbench.metrics import classification, regression
+from uqbench.method import Posterior, Task
 from uqbench.networks import initialise, last_linear, prior_variances, with_outputs
 from uqbench.problems import Problem
 from uqbench.sampled_posterior import SampledNetworks
+from uqbench.self_trained import SelfTrained
 from uqbench.stacked import (
     State,
     flattened,
@@ -26,7 +27,7 @@ from uqbench.stacked import (
     stacked_parameters,
     unflattened,
 )
-from uqbench.training import Extras, cross_entropy, overridden, squared_error, train_ensemble
+from uqbench.training import Extras, cross_entropy, squared_error, train_ensemble
 from uqbench.tuning import Grid, best_on_grid
 
 ROWS = 1000
@@ -34,7 +35,7 @@ ROWS = 1000
 
 
 @dataclass(frozen=True)
-class BayesianDeepEnsemble(Method):
+class BayesianDeepEnsemble(SelfTrained):
     """Networks trained with a fixed random function added, so that they sample a GP posterior.
 
     Member m is κ(f(x, θ_m) + δ_m(x)) with δ_m(x) = J(x, θ₀_m) θ̃_m: J is the Jacobian at the
@@ -53,22 +54,17 @@ class BayesianDeepEnsemble(Method):
     noise_grid: candidates of σ (regression); scale_grid: of κ (classification).
     prior_variance: of every parameter in the penalty, in place of the initialisation's.
     observation_noise: whether σ² is part of the variance of y. The NUQLS paper's Table 8 leaves it
-    out, and weighs the penalty by n: ``noise_grid`` = [√n], ``prior_variance`` = 1.
+    out and weighs the penalty by n: ``noise_grid`` = [√n], ``prior_variance`` = 1 give its RMSE.
+    Its variances are larger: there a broadcast over the batch trains f with the mean of δ in the
+    place of δ.
     The other settings, where given, replace the problem's training recipe.
     """
-
-    post_hoc: ClassVar[bool] = False
 
     members: Annotated[int, Field(ge=2)] = 10
     noise_grid: Grid = (0.03, 0.1, 0.3, 1.0)
     scale_grid: Grid = (1.0, 3.0, 10.0, 30.0)
     prior_variance: PositiveFloat | None = None
     observation_noise: bool = True
-    lr: PositiveFloat | None = None
-    epochs: PositiveInt | None = None
-    batch_size: NonNegativeInt | None = None
-    optimizer: Literal["adam", "sgd"] | None = None
-    schedule: Literal["none", "poly", "cosine"] | None = None
 
     def fit(
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
@@ -78,15 +74,17 @@ class BayesianDeepEnsemble(Method):
         template = with_outputs(network, data.num_outputs, data.train.inputs).eval()
         with context.tuning(len(grid), share=1 - 1 / len(grid)):
             ensembles = self._ensembles(grid, template, problem, data, context)
-            scores = {
-                candidate: _validation_nll(ensemble, data, candidate)
-                for candidate, ensemble in zip(grid, ensembles, strict=True)
-            }
-            chosen = best_on_grid(f"bde.{name}_grid", grid, scores.__getitem__)
-        posterior = ensembles[grid.index(chosen)]
+            candidates = dict(zip(grid, ensembles, strict=True))
+            if regression:
+                for noise, ensemble in candidates.items():
+                    ensemble.noise_variance = noise * noise
+            chosen = best_on_grid(
+                f"bde.{name}_grid", grid, lambda value: validation_nll(candidates[value], data)
+            )
+        posterior = candidates[chosen]
         posterior.tuned[name] = chosen
-        if regression and self.observation_noise:
-            posterior.noise_variance = chosen**2
+        if not self.observation_noise:
+            posterior.noise_variance = 0.0
         return posterior
 
     def _ensembles(
@@ -119,15 +117,7 @@ class BayesianDeepEnsemble(Method):
         trained = train_ensemble(
             starts * repeats,
             data.train,
-            overridden(
-                problem.training,
-                lr=self.lr,
-                epochs=self.epochs,
-                batch_size=self.batch_size,
-                optimizer=self.optimizer,
-                schedule=self.schedule,
-                weight_decay=0.0,
-            ),
+            self.recipe(problem, weight_decay=0.0),
             squared_error if regression else cross_entropy,
             of_batches * repeats,
             context.progress,
@@ -206,16 +196,6 @@ class PerturbedNetworks(SampledNetworks):
             added = perturbations[start : start + len(outputs)]
             yield self.output_scale * (outputs + added)
             start += len(outputs)
-
-
-def _validation_nll(posterior: SampledNetworks, data: TrainingData, noise: float) -> float:
-    """Score of a candidate; ``noise`` is σ in regression, else not used."""
-    prediction = posterior.predict(data.validation.inputs)
-    targets = data.validation.targets.cpu().numpy()
-    if data.task is Task.CLASSIFICATION:
-        return classification.nll(prediction.probabilities.cpu().numpy(), targets)
-    variance = prediction.variance.cpu().numpy() + noise**2
-    return regression.nll(targets, prediction.mean.cpu().numpy(), variance)
 
 
 def _without_last_layer(networks: Sequence[nn.Module], inputs: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import PositiveFloat, PositiveInt
@@ -17,16 +17,17 @@ from uqbench.calibration import NOISE_GRID, tune_noise
 from uqbench.context import Context
 from uqbench.data import TrainingData
 from uqbench.errors import UsageError
-from uqbench.method import Method, Posterior, Task
+from uqbench.method import Posterior, Task
 from uqbench.networks import initialise
 from uqbench.problems import Problem
 from uqbench.sampled_posterior import SampledPosterior
-from uqbench.training import Extras, cross_entropy, overridden, squared_error, train_ensemble
+from uqbench.self_trained import SelfTrained
+from uqbench.training import Extras, cross_entropy, squared_error, train_ensemble
 from uqbench.tuning import Grid
 
 
 @dataclass(frozen=True)
-class BatchEnsemble(Method):
+class BatchEnsemble(SelfTrained):
     """M networks that share their weights W but for rank-1 factors: member m has W ∘ s_m r_mᵀ.
 
     Each linear and convolution layer computes y = s_m ∘ W(r_m ∘ x) + b_m. Every member sees every
@@ -40,17 +41,13 @@ class BatchEnsemble(Method):
 
     members: M.
     factors: how r_m and s_m start: random ``signs``, or ``normal``, N(1, ``deviation``²).
-    epochs: none given: 1.5 × the network's, rounded up. lr: none given: the network's. The rest of
-    the training recipe is the network's.
+    epochs: where not given, 1.5 × the recipe's, rounded up. The other settings, where given,
+    replace the problem's training recipe.
     """
-
-    post_hoc: ClassVar[bool] = False
 
     members: PositiveInt = 5
     factors: Literal["signs", "normal"] = "signs"
     deviation: PositiveFloat = 0.5
-    epochs: PositiveInt | None = None
-    lr: PositiveFloat | None = None
     noise_grid: Grid = NOISE_GRID
 
     def check_task(self, task: Task) -> None:
@@ -67,11 +64,8 @@ class BatchEnsemble(Method):
         start = initialise(copy.deepcopy(network), problem.network, seeds[0])
         ensemble = BatchEnsembleNetwork(start, self.members)
         ensemble.draw_factors(self.factors, self.deviation, context.generator)
-        recipe = overridden(
-            problem.training,
-            lr=self.lr,
-            epochs=self.epochs or math.ceil(1.5 * problem.training.epochs),
-        )
+        epochs = self.epochs or math.ceil(1.5 * problem.training.epochs)
+        recipe = self.recipe(problem, epochs=epochs)
         mean_loss = squared_error if regression else cross_entropy
 
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:

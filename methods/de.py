@@ -5,27 +5,27 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from uqbench.context import Context
 from uqbench.data import TrainingData
 from uqbench.errors import UsageError
-from uqbench.method import Method, Posterior, Task
+from uqbench.method import Posterior, Task
 from uqbench.networks import as_matrix, initialise, with_outputs
 from uqbench.prediction import ClassificationMoments, Prediction, RegressionPrediction
 from uqbench.problems import Problem
-from uqbench.training import cross_entropy, overridden, train_ensemble
+from uqbench.self_trained import SelfTrained
+from uqbench.training import cross_entropy, train_ensemble
 
 VARIANCE_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
-class DeepEnsemble(Method):
+class DeepEnsemble(SelfTrained):
     """M networks from M initialisations, trained together as one batched program.
 
     Regression: each member has a mean head μ_m and a variance head σ²_m = softplus(·) + 1e-6 and
@@ -36,15 +36,8 @@ class DeepEnsemble(Method):
     members: M. The other settings, where given, replace the problem's training recipe.
     """
 
-    post_hoc: ClassVar[bool] = False
-
     members: PositiveInt = 10
-    lr: PositiveFloat | None = None
-    epochs: PositiveInt | None = None
-    batch_size: NonNegativeInt | None = None
     weight_decay: NonNegativeFloat | None = None
-    optimizer: Literal["adam", "sgd"] | None = None
-    schedule: Literal["none", "poly", "cosine"] | None = None
 
     def check_task(self, task: Task) -> None:
         if task is Task.CLASSIFICATION and self.members < 2:
@@ -60,15 +53,7 @@ class DeepEnsemble(Method):
         ).tolist()
         template = with_outputs(network, outputs, data.train.inputs)
         starts = [initialise(copy.deepcopy(template), problem.network, seed) for seed in seeds[0]]
-        recipe = overridden(
-            problem.training,
-            lr=self.lr,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            weight_decay=self.weight_decay,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-        )
+        recipe = self.recipe(problem, weight_decay=self.weight_decay)
         loss = gaussian_nll if regression else cross_entropy
         members = train_ensemble(starts, data.train, recipe, loss, seeds[1], context.progress)
         return DeepEnsemblePosterior(members, data.task)

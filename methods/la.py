@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, nn
 
+from uqbench.calibration import validation_nll
 from uqbench.context import Context
 from uqbench.data import TrainingData
 from uqbench.laplace import Laplace
@@ -50,9 +51,6 @@ class SampledLaplace(Laplace):
         data: TrainingData,
         context: Context,
     ) -> Callable[[], float]:
-        from uqbench.metrics import classification, regression
-
-        targets = data.validation.targets.cpu().numpy()
         count = min(self.samples, TUNING_SAMPLES)
         seed = torch.randint(2**62, (), generator=context.generator, device=context.device).item()
 
@@ -60,11 +58,7 @@ class SampledLaplace(Laplace):
             # the same draws for every λ, so that the scores differ by λ alone
             generator = Generator(context.device).manual_seed(seed)
             sampled = self._networks(network, covariance, noise, data.task, count, generator)
-            prediction = sampled.predict(data.validation.inputs)
-            if data.task is Task.REGRESSION:
-                mean, variance = prediction.mean, prediction.variance
-                return regression.nll(targets, mean.cpu().numpy(), variance.cpu().numpy())
-            return classification.nll(prediction.probabilities.cpu().numpy(), targets)
+            return validation_nll(sampled, data)
 
         return score
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -15,10 +15,11 @@ from uqbench.calibration import NOISE_GRID, tune_noise
 from uqbench.context import Context
 from uqbench.data import TrainingData
 from uqbench.masked_dropout import draw_masks, with_dropout
-from uqbench.method import Method, Posterior, Task
+from uqbench.method import Posterior, Task
 from uqbench.networks import as_matrix, initialise
 from uqbench.problems import Problem
 from uqbench.sampled_posterior import SampledPosterior
+from uqbench.self_trained import SelfTrained
 from uqbench.stacked import CHUNK_BYTES, members_at_a_time
 from uqbench.training import cross_entropy, squared_error, train
 from uqbench.tuning import Grid
@@ -27,7 +28,7 @@ PROBE_ROWS = 3
 
 
 @dataclass(frozen=True)
-class MCDropout(Method):
+class MCDropout(SelfTrained):
     """A network trained with dropout before its last linear layer, which prediction keeps on.
 
     The posterior samples are sub-networks: S masks, each unit kept with probability 1 − p and then
@@ -41,11 +42,9 @@ class MCDropout(Method):
     and gets no further one. Dropout that is no layer of its own (``nn.functional.dropout``, or that
     inside a recurrent or attention module) cannot be kept on and is refused.
 
-    p: of the dropout before the last linear layer. samples: S. The training recipe is the
-    network's.
+    p: of the dropout before the last linear layer. samples: S. The other settings, where given,
+    replace the problem's training recipe.
     """
-
-    post_hoc: ClassVar[bool] = False
 
     p: Annotated[float, Field(gt=0, lt=1)] = 0.1
     samples: Annotated[int, Field(ge=2)] = 100
@@ -63,7 +62,7 @@ class MCDropout(Method):
         start = with_dropout(start, self.p, some)
         masks = draw_masks(start, some, self.samples, context.generator)
         loss = squared_error if regression else cross_entropy
-        trained = train(start, data.train, problem.training, loss, seeds[1], context.progress)
+        trained = train(start, data.train, self.recipe(problem), loss, seeds[1], context.progress)
         posterior = MCDropoutPosterior(trained, masks, data.task, some)
         if regression:
             tune_noise(posterior, data, context, "mc_dropout.noise_grid", self.noise_grid)

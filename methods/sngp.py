@@ -7,26 +7,27 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from uqbench.calibration import NOISE_GRID
 from uqbench.context import Context
 from uqbench.data import TrainingData
-from uqbench.method import Method, Posterior, Task
+from uqbench.method import Posterior, Task
 from uqbench.networks import initialise, isolated_randomness
 from uqbench.prediction import ClassificationMoments, Prediction, RegressionPrediction
 from uqbench.problems import Problem
 from uqbench.random_features import RandomFeatureNetwork, features_in_batches
+from uqbench.self_trained import SelfTrained
 from uqbench.spectral_normalisation import bound_spectral_norms, keep_bounded_weights
-from uqbench.training import cross_entropy, overridden, squared_error, train
+from uqbench.training import cross_entropy, squared_error, train
 from uqbench.tuning import Grid, best_on_grid
 
 SAMPLES_AT_A_TIME = 100
 
 
 @dataclass(frozen=True)
-class SNGP(Method):
+class SNGP(SelfTrained):
     """A Gaussian process on what the network's layers before the last make of the input.
 
     The last linear layer is replaced by D random Fourier features φ(x) = √(2/D) cos(Wh(x)/l + b) of
@@ -54,7 +55,6 @@ class SNGP(Method):
     The other settings, where given, replace the problem's training recipe.
     """
 
-    post_hoc: ClassVar[bool] = False
     libraries: ClassVar[tuple[str, ...]] = ("lightning_uq_box.uq_methods",)
 
     spectral_norm: PositiveFloat = 0.95
@@ -65,12 +65,7 @@ class SNGP(Method):
     likelihood: Literal["gaussian", "softmax"] = "gaussian"
     noise_grid: Grid = NOISE_GRID
     samples: Annotated[int, Field(ge=2)] = 1000
-    lr: PositiveFloat | None = None
-    epochs: PositiveInt | None = None
-    batch_size: NonNegativeInt | None = None
     weight_decay: NonNegativeFloat | None = None
-    optimizer: Literal["adam", "sgd"] | None = None
-    schedule: Literal["none", "poly", "cosine"] | None = None
 
     def fit(
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
@@ -107,15 +102,7 @@ class SNGP(Method):
                 self.normalise,
             )
             bound_spectral_norms(start.body, self.spectral_norm, data.train.inputs)
-        recipe = overridden(
-            problem.training,
-            lr=self.lr,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            weight_decay=self.weight_decay,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-        )
+        recipe = self.recipe(problem, weight_decay=self.weight_decay)
         loss = squared_error if data.task is Task.REGRESSION else cross_entropy
         trained = train(start, data.train, recipe, loss, seeds[2], context.progress)
         keep_bounded_weights(trained.body)

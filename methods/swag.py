@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor, nn
 
 from uqbench.batch_norm import refreshed_statistics
-from uqbench.calibration import NOISE_GRID, tune_noise
+from uqbench.calibration import NOISE_GRID, tune_noise, validation_nll
 from uqbench.context import Context
 from uqbench.data import TrainingData
 from uqbench.errors import DivergenceError, TuningError, UsageError
@@ -138,12 +138,11 @@ class SWAG(Method):
         self, candidates: dict[float, SampledNetworks], data: TrainingData, context: Context
     ) -> SampledNetworks:
         """The candidate, keyed by its weight decay, with the lowest validation score."""
-        from uqbench.metrics import classification, regression
+        from uqbench.metrics import regression
 
         noisy = data.task is Task.REGRESSION and self.observation_noise
         if len(candidates) == 1 and not noisy:
             return next(iter(candidates.values()))
-        targets = data.validation.targets.cpu().numpy()
 
         def score(decay: float) -> float:
             candidate = candidates.get(decay)
@@ -155,9 +154,10 @@ class SWAG(Method):
                 except TuningError:
                     return math.nan
             with context.tuning(0):
-                prediction = candidate.predict(data.validation.inputs)
                 if data.task is Task.CLASSIFICATION:
-                    return classification.nll(prediction.probabilities.cpu().numpy(), targets)
+                    return validation_nll(candidate, data)
+                prediction = candidate.predict(data.validation.inputs)
+                targets = data.validation.targets.cpu().numpy()
                 mean, variance = prediction.mean.cpu().numpy(), prediction.variance.cpu().numpy()
                 return regression.ece(targets, mean, variance)
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 
+from uqbench.calibration import validation_nll
 from uqbench.context import Context
 from uqbench.data import TrainingData
 from uqbench.linearised import num_parameters
-from uqbench.method import Method, Posterior, Task
+from uqbench.method import Posterior, Task
 from uqbench.networks import dtype_of, isolated_randomness
 from uqbench.problems import Problem
 from uqbench.sampled_posterior import SampledNetworks
-from uqbench.training import Extras, cross_entropy, overridden, squared_error, train_ensemble
+from uqbench.self_trained import SelfTrained
+from uqbench.training import Extras, cross_entropy, squared_error, train_ensemble
 from uqbench.tuning import Grid, best_on_grid
 from uqbench.variational import MeanFieldNetwork, divergence, require_supported
 
 
 @dataclass(frozen=True)
-class VariationalInference(Method):
+class VariationalInference(SelfTrained):
     """The Gaussian q(θ) = N(μ, diag s²) that maximises the evidence lower bound (ELBO).
 
     What is minimised is −ELBO/n = (1/n) Σ_i E_q[−log p(y_i | x_i, θ)] + KL(q ‖ p)/n with the prior
@@ -44,25 +46,16 @@ class VariationalInference(Method):
     The other settings, where given, replace the problem's training recipe.
     """
 
-    post_hoc: ClassVar[bool] = False
-
     prior_mu: float = 0.0
     prior_sigma: PositiveFloat = 1.0
     posterior_mu: float = 0.0
     posterior_rho: float = -3.0
     noise_grid: Grid = (0.03, 0.1, 0.3, 1.0)
     samples: Annotated[int, Field(ge=2)] = 100
-    lr: PositiveFloat | None = None
-    epochs: PositiveInt | None = None
-    batch_size: NonNegativeInt | None = None
-    optimizer: Literal["adam", "sgd"] | None = None
-    schedule: Literal["none", "poly", "cosine"] | None = None
 
     def fit(
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
     ) -> Posterior:
-        from uqbench.metrics import regression
-
         network = copy.deepcopy(network).eval()
         require_supported(network, data.train.inputs)
         seeds = torch.randint(
@@ -79,7 +72,7 @@ class VariationalInference(Method):
         if data.task is Task.CLASSIFICATION:
             (trained,) = self.train(problem, data, network, [1 / n], seeds, context)
             return SampledNetworks(network, trained.sampled(draws), data.task)
-        grid, targets = self.noise_grid, data.validation.targets.cpu().numpy()
+        grid = self.noise_grid
         with context.tuning(len(grid), share=1 - 1 / len(grid)):
             # −2σ² ELBO/n is the mean squared error plus 2σ² KL/n, up to a constant: its steps are
             # as large as those of the problem's own training, whatever σ is
@@ -92,12 +85,10 @@ class VariationalInference(Method):
                 sampled.noise_variance = noise**2
                 return sampled
 
-            def score(noise: float) -> float:
-                prediction = posterior(noise).predict(data.validation.inputs)
-                mean, variance = prediction.mean.cpu().numpy(), prediction.variance.cpu().numpy()
-                return regression.nll(targets, mean, variance)
-
-            return posterior(best_on_grid("vi.noise_grid", grid, score))
+            noise = best_on_grid(
+                "vi.noise_grid", grid, lambda noise: validation_nll(posterior(noise), data)
+            )
+            return posterior(noise)
 
     def train(
         self,
@@ -120,19 +111,10 @@ class VariationalInference(Method):
             means, deviations = start.moments(stacks)
             return factors[members] * divergence(means, deviations, self.prior_mu, self.prior_sigma)
 
-        recipe = overridden(
-            problem.training,
-            lr=self.lr,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            weight_decay=0.0,
-        )
         return train_ensemble(
             [start] * len(weights),
             data.train,
-            recipe,
+            self.recipe(problem, weight_decay=0.0),
             squared_error if data.task is Task.REGRESSION else cross_entropy,
             [seeds[1]] * len(weights),
             context.progress,

@@ -10,6 +10,7 @@ from torch import Tensor
 from uqbench.context import Context
 from uqbench.data import TrainingData
 from uqbench.errors import TuningError
+from uqbench.method import Posterior, Task
 from uqbench.prediction import RegressionPrediction
 from uqbench.tuning import best_on_grid, log_grid
 
@@ -58,6 +59,18 @@ def validation_scale(targets: Tensor, prediction: RegressionPrediction) -> float
         variance.double().cpu().numpy(),
     )
     return scale
+
+
+def validation_nll(posterior: Posterior, data: TrainingData) -> float:
+    """The NLL of what ``posterior`` predicts on the validation split, for tuning."""
+    from uqbench.metrics import classification, regression
+
+    prediction = posterior.predict(data.validation.inputs)
+    targets = data.validation.targets.cpu().numpy()
+    if data.task is Task.CLASSIFICATION:
+        return classification.nll(prediction.probabilities.cpu().numpy(), targets)
+    mean, variance = prediction.mean.cpu().numpy(), prediction.variance.cpu().numpy()
+    return regression.nll(targets, mean, variance)
 
 
 class Noisy(Protocol):
