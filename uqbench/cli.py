@@ -320,6 +320,8 @@ def _describe_method(name: str, method: type[Method]) -> Iterator[str]:
     from dataclasses import MISSING, fields
     from typing import get_type_hints
 
+    from uqbench.formatting import setting_text
+
     yield f"{name} ({method.__module__}.{method.__qualname__})"
     yield ""
     yield inspect.getdoc(method) or ""
@@ -331,7 +333,9 @@ def _describe_method(name: str, method: type[Method]) -> Iterator[str]:
     rows = []
     for field in fields(method):
         default = field.default_factory() if field.default is MISSING else field.default
-        rows.append((f"  {field.name}", _type_text(types[field.name]), f"default {default!r}"))
+        rows.append(
+            (f"  {field.name}", _type_text(types[field.name]), f"default {setting_text(default)}")
+        )
     yield "settings:" if rows else "settings: none"
     yield from _columns(rows)
 
@@ -344,6 +348,8 @@ def _type_text(annotation: Any) -> str:
 
 def _describe_problem(problem: Problem) -> Iterator[str]:
     from dataclasses import asdict
+
+    from uqbench.formatting import setting_text
 
     parts = asdict(problem)
     methods = parts.pop("methods")
@@ -358,7 +364,7 @@ def _describe_problem(problem: Problem) -> Iterator[str]:
             yield f"{part}: {', '.join(map(str, value)) if isinstance(value, tuple) else value}"
     for method, settings in sorted(methods.items()):
         yield f"settings of {method}:"
-        yield from _columns((f"  {key}", str(item)) for key, item in settings.items())
+        yield from _columns((f"  {key}", setting_text(item)) for key, item in settings.items())
 
 
 @main.command()

@@ -8,6 +8,8 @@ import re
 from typing import Any
 
 UNDEFINED = "–"
+LISTED = 6
+"""Values of a grid that are printed one by one."""
 
 
 def format_mean_std(mean: float, std: float = math.nan) -> tuple[str, str]:
@@ -85,3 +87,10 @@ def counted(number: int, noun: str) -> str:
 def compact_json(value: Any) -> str:
     """Return JSON whose text is the same for equal values: sorted keys, no blanks."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+
+
+def setting_text(value: Any) -> str:
+    """A setting as ``uqbench show`` prints it; of a long grid its size and its ends."""
+    if isinstance(value, list | tuple) and len(value) > LISTED:
+        return f"{len(value)} values from {value[0]:g} to {value[-1]:g}"
+    return value if isinstance(value, str) else repr(value)

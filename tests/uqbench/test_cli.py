@@ -314,3 +314,9 @@ def test_a_run_on_ones_own_table_says_what_it_read_and_how_it_trains(cli, tmp_pa
     result = cli("run", *arguments, "--quick", "--out", str(tmp_path / "run"))
     assert "regression of 'price' from 3 features" in result.output
     assert "60 rows of houses.csv; MLP with 50 and 50 tanh units, trained in" in result.output
+
+
+def test_a_long_grid_is_shown_by_its_size_and_ends(cli):
+    shown = cli("show", "swag").stdout
+    assert "default 41 values from 0.001 to 10" in shown
+    assert "default (0.0, 0.005, 5e-05)" in shown
