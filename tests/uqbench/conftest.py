@@ -4,10 +4,12 @@ The plug-in file stands in for the evaluator too, so that these tests train noth
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -110,7 +112,10 @@ class Bench:
         )
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a run in a process group of its own, as a shell does."""
+        """Start a run in a process group of its own, in which Ctrl-C counts, as a shell does.
+
+        Tests that were started in the background may have inherited that SIGINT is ignored.
+        """
         return subprocess.Popen(
             self.command(*arguments),
             cwd=self.folder,
@@ -118,6 +123,7 @@ class Bench:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
             env={**os.environ, "COLUMNS": "200"},
         )
 
