@@ -138,12 +138,12 @@ def _load(name: str, part: Part, root: Path, stamps: tuple[Any, ...]) -> Images:
     expected = SETS[name]
     place = path_of(name, root)
     remedy = f"move it away and get the right one with `{fetch_command(name, root)}`"
-    with _unpacked(expected, root) as folder:
-        try:
+    try:
+        with _unpacked(expected, root) as folder:
             images = _parsed(name, _open(expected, part, folder, download=False), str(place))
-        except Exception as error:  # whatever readers make of a damaged file
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise DataError(f"{place}: cannot be read ({reason}); {remedy}") from None
+    except Exception as error:  # whatever readers make of a damaged file
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{place}: cannot be read ({reason}); {remedy}") from None
     if difference := _difference(images, expected, part):
         raise DataError(f"{place}: {difference}; {remedy}")
     return images
@@ -206,6 +206,8 @@ def _parsed(name: str, source: Any, place: str = "") -> Images:
     elif pixels.shape[-1] == 3:  # (N, H, W, C)
         pixels = pixels.transpose(0, 3, 1, 2)
     targets = source.labels if hasattr(source, "labels") else source.targets
+    if len(targets) != len(pixels):  # torchvision lets it pass
+        raise ValueError(f"{len(pixels)} images, but {len(targets)} labels")
     return Images.held(
         name,
         np.ascontiguousarray(pixels),

@@ -2,6 +2,7 @@
 
 import gzip
 import pickle
+import re
 import struct
 from dataclasses import replace
 
@@ -176,6 +177,27 @@ class TestFaults:
         assert text.startswith(f"{tmp_path / 'MNIST'}: cannot be read (")
         assert "move it away and get the right one with `uqbench data fetch mnist" in text
         assert "\n" not in text
+
+    def test_a_damaged_packed_file_is_one_line_that_says_what_to_do(self, tmp_path, monkeypatch):
+        small(monkeypatch, "mnist")
+        write_mnist_like(tmp_path, "MNIST", packed=True)
+        file = tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz"
+        for content in (file.read_bytes()[:-6], b"no gzip file"):
+            file.write_bytes(content)
+            with pytest.raises(DataError) as caught:
+                images.load("mnist", "train", tmp_path)
+            place = re.escape(f"{tmp_path / 'MNIST'}")
+            assert re.fullmatch(f"{place}: cannot be read \\(.+\\); move it .+", str(caught.value))
+
+    @pytest.mark.parametrize("number", [5, 7])
+    def test_a_label_for_every_image_is_required(self, tmp_path, monkeypatch, number):
+        small(monkeypatch, "kmnist")
+        write_mnist_like(tmp_path, "KMNIST")
+        file = tmp_path / "KMNIST" / "raw" / "train-images-idx3-ubyte"
+        file.write_bytes(idx(drawn((number, 28, 28))[0]))
+        message = rf"KMNIST: cannot be read \({number} images, but 6 labels\); move it"
+        with pytest.raises(DataError, match=message):
+            images.load("kmnist", "train", tmp_path)
 
     def test_files_with_other_md5_sums_are_refused(self, tmp_path, monkeypatch):
         write_cifar_10(tmp_path, monkeypatch)
