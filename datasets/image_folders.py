@@ -76,7 +76,8 @@ def load_folder(path: Path, side: int | None = None) -> dict[str, Images]:
 
     The images are grey if all of them are, else RGB. Their size is the most common one among those
     for training, or ``side`` x ``side`` pixels; others are scaled (bilinear, antialiased) until
-    they cover it, and cropped around the centre. They are read once while the files are unchanged.
+    they cover it, and cropped around the centre. Transparency is ignored. They are read once while
+    the files are unchanged.
 
     Raises DataError, which names the folder or the file, if a part or a class has no images, there
     are fewer than two classes, a part has a class that training lacks, or an image cannot be read
@@ -190,7 +191,13 @@ def _classes(folder: Path) -> tuple[_Class, ...]:
     stray = next((entry for entry in entries if _is_image(entry.name) and entry.is_file()), None)
     if stray is not None:
         raise DataError(f"{stray}: lies outside of the folders of the classes in {folder}")
-    classes = [_Class(entry.name, _image_files(entry)) for entry in entries if entry.is_dir()]
+    folders = [entry for entry in entries if entry.is_dir()]
+    for one in folders:
+        if not _is_utf8(one.name):
+            raise DataError(
+                f"{folder}: the name of the folder {one.name!r} is not UTF-8; rename it"
+            )
+    classes = [_Class(one.name, _image_files(one)) for one in folders]
     if not classes:
         raise DataError(f"{folder}: holds no folders; each class needs one with its images")
     for one in classes:
@@ -203,19 +210,42 @@ def _classes(folder: Path) -> tuple[_Class, ...]:
 
 
 def _image_files(folder: Path) -> tuple[_File, ...]:
-    """All images in a folder and the folders inside it, in the order of their paths."""
-    files = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(filter(_is_image, names)):
-            path = Path(place, name)
-            status = path.stat()
-            files.append(_File(path, status.st_mtime_ns, status.st_size))
+    """All images in a folder and the folders inside it, in the order of their paths.
+
+    Links are followed; a folder to which several lead counts once.
+    """
+    files, known = [], set()
+    try:
+        for place, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+            target = os.path.realpath(place)
+            if target in known:
+                folders.clear()
+                continue
+            known.add(target)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(filter(_is_image, names)):
+                path = Path(place, name)
+                status = path.stat()
+                files.append(_File(path, status.st_mtime_ns, status.st_size))
+    except OSError as error:  # of a link to what is gone, of a folder that may not be read
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from None
     return tuple(files)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _is_image(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in _suffixes()
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @cache
@@ -272,7 +302,8 @@ def _modified(*folders: Path) -> tuple[int, ...]:
 @lru_cache(maxsize=4)
 def _imagenet(name: str, folder: Path, train: Path, modified: tuple[int, ...]) -> Images:
     part = _Part(name, folder, _classes(folder))
-    class_names = tuple(sorted(one.name for one in train.iterdir() if one.is_dir()))
+    folders = [one for one in train.iterdir() if one.is_dir() and not one.name.startswith(".")]
+    class_names = tuple(sorted(one.name for one in folders))
     if unknown := {one.name for one in part.classes} - set(class_names):
         raise DataError(f"{folder / min(unknown)}: no such folder in {train}")
     digest = hashlib.sha256()
@@ -317,8 +348,12 @@ class _Decoded(NamedTuple):
 
 
 def _header(path: Path) -> _Header:
+    from PIL.ExifTags import Base
+
     with _opened(path) as image:
-        return _Header((image.height, image.width), _is_grey(image))
+        size = image.height, image.width
+        lies_on_its_side = image.getexif().get(Base.Orientation) in (5, 6, 7, 8)
+        return _Header(size[::-1] if lies_on_its_side else size, _is_grey(image))
 
 
 def _decoded(path: Path, shape: Shape) -> _Decoded:

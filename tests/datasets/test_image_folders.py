@@ -1,5 +1,6 @@
 """Folders of image files: what counts as an image, and what is wrong with a folder."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,26 @@ class TestOwnFolder:
         turned = np.rot90(pixels, -1).transpose(2, 0, 1)
         np.testing.assert_array_equal(load_folder(folder)["train"].pixels()[3], turned)
 
+    def test_the_most_common_size_is_that_of_the_turned_images(self, folder):
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        for file in (folder / "train").rglob("*.png"):
+            pixels = write(file, size=(20, 40))
+            Image.fromarray(pixels).save(file, exif=exif)
+        train = load_folder(folder)["train"]
+        assert train.shape == (3, 40, 20)
+        np.testing.assert_array_equal(train.pixels()[-1], np.rot90(pixels, -1).transpose(2, 0, 1))
+
+    def test_links_are_followed_and_no_folder_is_read_twice(self, folder, tmp_path):
+        write(tmp_path / "elsewhere" / "x.png")
+        cat = folder / "train" / "cat"
+        (cat / "linked.png").symlink_to(folder / "test" / "cat" / "0.png")
+        (cat / "more").symlink_to(tmp_path / "elsewhere")
+        (cat / "same").symlink_to(tmp_path / "elsewhere")
+        (cat / "loop").symlink_to(cat)
+        (folder / "train" / "owl").symlink_to(tmp_path / "elsewhere")
+        assert load_folder(folder)["train"].targets.tolist() == [*[0] * 5, *[1] * 3, 2]
+
     def test_images_are_read_once_until_a_file_changes(self, folder):
         first = load_folder(folder)["train"]
         assert load_folder(folder)["train"] is first
@@ -162,6 +183,20 @@ class TestFaults:
         (folder / "train" / "empty").mkdir()
         (folder / "train" / "empty" / "notes.txt").write_text("none yet")
         assert complaint(folder).startswith(f"{folder / 'train' / 'empty'}: holds no images")
+
+    def test_a_link_to_a_file_that_is_gone(self, folder):
+        link = folder / "test" / "dog" / "gone.png"
+        link.symlink_to(folder / "nothing.png")
+        assert complaint(folder) == f"{link}: cannot be read (No such file or directory)"
+
+    def test_a_class_whose_name_is_not_text(self, folder):
+        try:
+            os.mkdir(os.fsencode(folder / "train") + b"/c\xff")
+        except OSError:
+            pytest.skip("this file system takes UTF-8 names alone")
+        assert complaint(folder) == (
+            f"{folder / 'train'}: the name of the folder 'c\\udcff' is not UTF-8; rename it"
+        )
 
     def test_a_single_class(self, folder):
         for part in ("train", "test"):
@@ -241,6 +276,12 @@ class TestImageNet:
         left = round((341 - 224) / 2)
         wanted = scaled[16:240, left : left + 224].transpose(2, 0, 1)
         np.testing.assert_array_equal(images.read(np.array([1]))[0], wanted)
+
+    def test_hidden_folders_are_no_classes(self, root):
+        (root / "imagenet" / "train" / ".cache").mkdir()
+        images = load_imagenet("train", root)
+        assert images.class_names == ("n01", "n02")
+        assert images.targets.tolist() == [0, 1]
 
     def test_only_the_images_asked_for_are_read(self, root):
         (root / "imagenet" / "train" / "n02" / "a.JPEG").write_bytes(b"damaged")
