@@ -73,18 +73,21 @@ def image_parts(
     its test part.
     ood: data sets of which the test part, or ``images:PATH`` of which all images below the folder
     are taken; ``rotated:NAME:DEGREES`` for a turned one, and ``rotated:NAME`` for ``ROTATIONS``.
+    A name that is given twice counts once.
     subset: the most images of each part; those that are kept are drawn.
     image_size: of ``images:PATH``, see :func:`uqbench.datasets.image_folders.load_folder`.
 
-    Raises UsageError for a name or a validation part that does not exist, DataError for images that
-    are missing, damaged, too few, or too many for the memory.
+    Raises UsageError for a name or a validation part that does not exist and for an OoD set of the
+    data set's own images, DataError for images that are missing, damaged, too few, or too many for
+    the memory.
     """
     official = _official_parts(dataset, root, image_size)
     random = np.random.Generator(np.random.PCG64(seed))
     train, chosen = _split(dataset, official, validation, random)
     parts = {"train": train, "validation": chosen, "test": official["test"]}
     outside, conversions = {}, {}
-    for name in _expanded(ood):
+    for name in dict.fromkeys(_expanded(ood)):
+        _require_other(name, dataset)
         short = printable(_folder(name).name) if name.startswith(FOLDER_PREFIX) else name
         key = name if short in outside else short
         outside[key], done = _ood_set(name, root, train.shape)
@@ -208,6 +211,20 @@ def _expanded(ood: Sequence[str]) -> Iterator[str]:
             yield from (f"{name}:{degrees}" for degrees in ROTATIONS)
         else:
             yield name
+
+
+def _require_other(name: str, dataset: str) -> None:
+    """Raise UsageError if an OoD set holds images of the problem's own data set."""
+    same = name == dataset
+    if name.startswith(FOLDER_PREFIX) and dataset.startswith(FOLDER_PREFIX):
+        own, other = (_folder(one).resolve() for one in (dataset, name))
+        parts = ((own / part).resolve() for names in image_folders.PARTS.values() for part in names)
+        same = own.is_relative_to(other) or any(other.is_relative_to(part) for part in parts)
+    if same:
+        raise UsageError(
+            f"ood: {name.removeprefix(FOLDER_PREFIX)}: holds images of the data set itself, which "
+            "are in distribution; give others"
+        )
 
 
 def _ood_set(name: str, root: Path, shape: Shape) -> tuple[Images, str]:

@@ -162,6 +162,25 @@ class TestOod:
             Image.new("L", (28, 28)).save(tmp_path / place / "noise" / "0.png")
         first, second = (f"images:{tmp_path / place / 'noise'}" for place in ("a", "b"))
         assert list(parts(ood=[first, second]).ood) == ["noise", second]
+        assert list(parts(ood=[first, first, "kmnist", "kmnist"]).ood) == ["noise", "kmnist"]
+
+    @pytest.mark.parametrize("place", ["", "own", "own/train", "own/val", "own/test/a", "link"])
+    def test_images_of_the_data_set_itself_are_refused(self, tmp_path, place):
+        for file in ("train/a/0", "train/b/0", "val/a/0", "test/a/0", "ood/0"):
+            path = tmp_path / "own" / f"{file}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (20, 20)).save(path)
+        (tmp_path / "link").symlink_to(tmp_path / "own" / "test")
+        own = f"images:{tmp_path / 'own'}"
+        assert list(parts(own, validation="val", ood=[f"{own}/ood"]).ood) == ["ood"]
+        message = f"^ood: {tmp_path / place}: holds images of the data set itself"
+        with pytest.raises(UsageError, match=message):
+            parts(own, validation="val", ood=[f"images:{tmp_path / place}"])
+
+    def test_the_data_set_by_its_name_is_refused_but_not_turned(self):
+        assert len(parts(ood=["rotated:mnist:90"]).ood) == 1
+        with pytest.raises(UsageError, match=r"^ood: mnist: holds images of the data set itself"):
+            parts(ood=["mnist"])
 
 
 class TestNormalisation:
