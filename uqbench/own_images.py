@@ -95,7 +95,7 @@ def own_images_problem(
     recipe = image_recipe(trained_on)
     large = max(train.shape[1:]) > LARGE_SIDE
     return Problem(
-        name=path.name,
+        name=printable(path.name) or "images",
         dataset=f"{FOLDER_PREFIX}{path}",
         task=Task.CLASSIFICATION,
         network=network,

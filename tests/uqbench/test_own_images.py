@@ -68,6 +68,10 @@ class TestProblem:
             "decay 0.0001) for 50 epochs in batches of 100"
         )
 
+    def test_a_folders_name_is_made_printable(self, folder):
+        strange = folder.rename(folder.parent / "new\nline \x1b[31mred")
+        assert own_images_problem(strange).name == "new line [31mred"
+
     def test_a_folder_for_validation_serves_for_it(self, folder):
         assert own_images_problem(folder).validation == 1 / 6
         write(folder / "val" / "dark", 2)
