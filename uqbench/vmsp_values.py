@@ -86,7 +86,7 @@ def statistics_table(values: Mapping[str, VMSPGroups]) -> Iterator[tuple[str, ..
             names = [f"vmsp_{group}_{key}" for key in ("median", "skew", "q25", "q75")]
             names.append(_AUROC.get(group, ""))
             texts = [_text(one, own.get(one, np.nan), base.get(one, np.nan)) for one in names]
-            yield method, group, f"{own[f'vmsp_{group}_count']:.0f}", *texts
+            yield printable(method), group, f"{own[f'vmsp_{group}_count']:.0f}", *texts
 
 
 def _text(metric: str, value: float, base: float) -> str:

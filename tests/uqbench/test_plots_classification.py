@@ -639,6 +639,14 @@ def test_the_figure_of_a_file_has_its_name_and_its_medians(tmp_path):
     ]
 
 
+def test_a_name_with_control_characters_stays_on_its_line(tmp_path):
+    path = tmp_path / "a.npz"
+    groups = ("id_correct", "id_incorrect", "ood")
+    np.savez(path, **{f"new\nline/{group}": np.array([0.1]) for group in groups})
+    rows = plot_file("--vmsp", str(path), "--out", str(tmp_path / "a.png")).stdout.splitlines()
+    assert [row[:8] for row in rows] == ["method  ", *["new line"] * 3]
+
+
 def test_float32_integers_and_slashes_in_names_are_read(tmp_path):
     path = tmp_path / "a.npz"
     one = np.array([0, 0], dtype=np.int8), np.array([0.25, 0.5], np.float32), np.array([0.5])
