@@ -18,7 +18,7 @@ from uqbench import memory
 from uqbench.checkpoints import cached_network
 from uqbench.context import Context, ignore_progress
 from uqbench.data import Split, TrainingData
-from uqbench.errors import ContractError, UnsupportedError
+from uqbench.errors import ContractError, DataError, UnsupportedError
 from uqbench.method import Method, Posterior, Task
 from uqbench.networks import build_network, initialise
 from uqbench.prediction import (
@@ -74,13 +74,17 @@ def evaluate_cell(
     """Run one cell and return what it measured, what it cost, and where it ran.
 
     keep: called with the predictions once all else has succeeded.
-    Raises UnsupportedError if the method does not cover the problem's task; whatever the method
-    raises passes through.
+    Raises UnsupportedError if the method does not cover the problem's task, and DataError if the
+    data are not those that the cell was planned with; whatever the method raises passes through.
     """
     problem, device = cell.problem, torch.device(device)
     method = build_method(cell.method, cell.settings)
     require_task(cell.method, method, problem.task)
     arrays = problem_data(problem, cell.seed, data_root)
+    if arrays.fingerprint != cell.fingerprint:
+        raise DataError(
+            f"{problem.name}: the data have changed since the run was planned; run it again"
+        )
     dtype = getattr(torch, problem.dtype)
 
     def tensor(values: np.ndarray, kind: torch.dtype = dtype) -> Tensor:

@@ -50,7 +50,7 @@ def own_table_problem(path: str | Path, target: str, table: Table) -> Problem:
     recipe = default_recipe(int(rows * Problem.split[0]))
     dtype = "float32" if large else "float64"
     return Problem(
-        name=path.stem,
+        name=printable(path.stem) or "table",
         dataset=f"file:{path}",
         target=target,
         task=table.task,

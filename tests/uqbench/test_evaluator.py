@@ -1,17 +1,19 @@
 """What the evaluator does with a method that breaks the contract: a clear error, no more."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
+from uqbench.api import request
+from uqbench.cells import plan
 from uqbench.context import Context
 from uqbench.data import Split, TrainingData
-from uqbench.errors import ContractError, DivergenceError
-from uqbench.evaluator import EvaluationData, evaluate_method
+from uqbench.errors import ContractError, DataError, DivergenceError
+from uqbench.evaluator import EvaluationData, evaluate_cell, evaluate_method
 from uqbench.method import Method, Posterior, Task
 from uqbench.methods.base import RandomBaseline
 from uqbench.prediction import ClassificationPrediction, RegressionPrediction
@@ -219,3 +221,9 @@ def test_what_a_method_does_to_the_process_is_undone():
     with pytest.raises(ContractError):
         evaluated(Task.REGRESSION, None, deed)
     assert state() == before
+
+
+def test_data_that_changed_after_planning_are_not_recorded_under_the_old_fingerprint(tmp_path):
+    (cell,) = plan(request(methods="map", problems="sklearn/diabetes", seeds=1, quick=True))
+    with pytest.raises(DataError, match="sklearn/diabetes: the data have changed since"):
+        evaluate_cell(replace(cell, fingerprint="0" * 64), cache_dir=tmp_path)
