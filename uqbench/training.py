@@ -24,7 +24,7 @@ from uqbench.data import Split
 from uqbench.errors import DivergenceError, UnsupportedError
 from uqbench.networks import as_matrix, isolated_randomness, trainable
 from uqbench.problems import Recipe
-from uqbench.stacked import StackedNetworks
+from uqbench.stacked import StackedNetworks, convolves_on_cpu
 from uqbench.threads import threads_for
 
 GATHERED_BYTES = 2**26
@@ -128,16 +128,14 @@ def can_be_batched(network: nn.Module) -> bool:
     """Whether copies of ``network`` can be trained under vmap, and gain from it.
 
     Not with buffers or dropout: running statistics are updated in place and dropout draws from the
-    global generator; neither keeps its meaning under vmap. Not with convolutions on a CPU: those of
-    several networks become one grouped convolution, which took 1.8 times as long as one after
-    another for ten LeNet5. Not with recurrent layers, which torch cannot run under vmap.
+    global generator; neither keeps its meaning under vmap. Not with recurrent layers, which torch
+    cannot run under vmap, and not with convolutions on a CPU, which are slow under it.
     """
     if any(isinstance(module, nn.RNNBase) for module in network.modules()):
         return False
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in network.modules())
-    convolutions = [m for m in network.modules() if isinstance(m, nn.modules.conv._ConvNd)]
-    slow = any(convolution.weight.device.type == "cpu" for convolution in convolutions)
-    return not dropout and not slow and not any(True for _ in network.buffers())
+    buffers = any(True for _ in network.buffers())
+    return not dropout and not buffers and not convolves_on_cpu(network)
 
 
 def learning_rate(recipe: Recipe, epoch: int) -> float:
