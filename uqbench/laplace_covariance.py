@@ -23,7 +23,7 @@ from torch import Generator, Tensor, nn
 from uqbench.data import Split
 from uqbench.linearised import CHUNK_BYTES, Jacobian, linearise, num_parameters
 from uqbench.method import Task
-from uqbench.stacked import members_at_a_time
+from uqbench.stacked import activations_per_row, members_at_a_time
 
 
 def hessian_root(task: Task, outputs: Tensor) -> Tensor:
@@ -80,10 +80,14 @@ def functional_covariance(
 
 
 def rows_per_chunk(network: nn.Module, inputs: Tensor) -> int:
-    """How many inputs' dense Jacobians fit into a chunk (at least one)."""
+    """How many inputs' dense Jacobians, with the activations behind them, fit into a chunk.
+
+    At least one. Every output has its own backward pass, so that a last layer with few parameters
+    has small Jacobians but not small activations.
+    """
     outputs = linearise(network, inputs[:1]).outputs
-    row = outputs.numel() * num_parameters(network) * outputs.element_size()
-    return max(CHUNK_BYTES // row, 1)
+    numbers = num_parameters(network) + activations_per_row(network, inputs[:1].to(outputs.dtype))
+    return max(CHUNK_BYTES // (outputs.numel() * numbers * outputs.element_size()), 1)
 
 
 class FunctionSpaceCovariance(FunctionalCovariance):

@@ -300,3 +300,10 @@ def test_lla_last_is_the_papers_last_layer_kronecker_laplace(truths):
         for method in (preset, spelt_out)
     )
     assert torch.equal(found.variance, expected.variance)
+
+
+def test_a_chunk_has_room_for_the_activations_behind_a_last_layers_jacobian(truths, monkeypatch):
+    """A row of a 3-7-2 network in float64: 2 outputs, 16 last-layer parameters, 7 + 7 + 2 units."""
+    monkeypatch.setattr(laplace_covariance, "CHUNK_BYTES", 5 * 2 * (16 + 16) * 8)
+    last = with_last_layer_trainable(truths.mlp(3, 2), truths.rows(9, 3, 0))
+    assert laplace_covariance.rows_per_chunk(last, truths.rows(9, 3, 0)) == 5
