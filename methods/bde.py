@@ -27,7 +27,7 @@ from uqbench.stacked import (
     stacked_parameters,
     unflattened,
 )
-from uqbench.training import Extras, cross_entropy, squared_error, train_ensemble
+from uqbench.training import Extras, mean_loss, train_ensemble
 from uqbench.tuning import Grid, best_on_grid
 
 ROWS = 1000
@@ -97,9 +97,7 @@ class BayesianDeepEnsemble(SelfTrained):
     ) -> list[PerturbedNetworks]:
         """Train an ensemble for every candidate of ``grid`` from the same draws, all at once."""
         regression = data.task is Task.REGRESSION
-        of_starts, of_draws, of_batches = torch.randint(
-            2**62, (3, self.members), generator=context.generator, device=context.device
-        ).tolist()
+        of_starts, of_draws, of_batches = context.seeds(3, self.members)
         starts, draws = (
             [initialise(copy.deepcopy(template), problem.network, seed) for seed in seeds]
             for seeds in (of_starts, of_draws)
@@ -118,7 +116,7 @@ class BayesianDeepEnsemble(SelfTrained):
             starts * repeats,
             data.train,
             self.recipe(problem, weight_decay=0.0),
-            squared_error if regression else cross_entropy,
+            mean_loss(data.task),
             of_batches * repeats,
             context.progress,
             Extras(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ from uqbench.networks import initialise
 from uqbench.problems import Problem
 from uqbench.sampled_posterior import SampledPosterior
 from uqbench.self_trained import SelfTrained
-from uqbench.training import Extras, cross_entropy, squared_error, train_ensemble
+from uqbench.training import Extras, mean_loss, train_ensemble
 from uqbench.tuning import Grid
 
 
@@ -58,19 +57,17 @@ class BatchEnsemble(SelfTrained):
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
     ) -> Posterior:
         regression = data.task is Task.REGRESSION
-        seeds = torch.randint(
-            2**62, (2,), generator=context.generator, device=context.device
-        ).tolist()
+        seeds = context.seeds(2)
         start = initialise(copy.deepcopy(network), problem.network, seeds[0])
         ensemble = BatchEnsembleNetwork(start, self.members)
         ensemble.draw_factors(self.factors, self.deviation, context.generator)
         epochs = self.epochs or math.ceil(1.5 * problem.training.epochs)
         recipe = self.recipe(problem, epochs=epochs)
-        mean_loss = squared_error if regression else cross_entropy
+        member_loss = mean_loss(data.task)
 
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
             outputs = ensemble.by_member(outputs)  # (1, M, B, C)
-            return mean_loss(outputs, targets.unsqueeze(1).expand(outputs.shape[:-1])).mean(1)
+            return member_loss(outputs, targets.unsqueeze(1).expand(outputs.shape[:-1])).mean(1)
 
         trained = train_ensemble(
             [ensemble],

@@ -48,9 +48,7 @@ class DeepEnsemble(SelfTrained):
     ) -> Posterior:
         regression = data.task is Task.REGRESSION
         outputs = 2 if regression else data.num_outputs
-        seeds = torch.randint(
-            2**62, (2, self.members), generator=context.generator, device=context.device
-        ).tolist()
+        seeds = context.seeds(2, self.members)
         template = with_outputs(network, outputs, data.train.inputs)
         starts = [initialise(copy.deepcopy(template), problem.network, seed) for seed in seeds[0]]
         recipe = self.recipe(problem, weight_decay=self.weight_decay)

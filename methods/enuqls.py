@@ -19,7 +19,7 @@ from uqbench.methods.nuqls import NUQLS
 from uqbench.networks import initialise
 from uqbench.prediction import ClassificationMoments, Prediction, RegressionPrediction
 from uqbench.problems import Problem
-from uqbench.training import cross_entropy, squared_error, train_ensemble
+from uqbench.training import mean_loss, train_ensemble
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,9 @@ class EnsembledNUQLS(NUQLS):
     def fit(
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
     ) -> Posterior:
-        seeds = torch.randint(
-            2**62, (2, self.networks - 1), generator=context.generator, device=context.device
-        ).tolist()
+        seeds = context.seeds(2, self.networks - 1)
         starts = [initialise(copy.deepcopy(network), problem.network, seed) for seed in seeds[0]]
-        loss = squared_error if data.task is Task.REGRESSION else cross_entropy
+        loss = mean_loss(data.task)
         trained = train_ensemble(
             starts, data.train, problem.training, loss, seeds[1], context.progress
         )

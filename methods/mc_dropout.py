@@ -21,7 +21,7 @@ from uqbench.problems import Problem
 from uqbench.sampled_posterior import SampledPosterior
 from uqbench.self_trained import SelfTrained
 from uqbench.stacked import CHUNK_BYTES, members_at_a_time
-from uqbench.training import cross_entropy, squared_error, train
+from uqbench.training import mean_loss, train
 from uqbench.tuning import Grid
 
 PROBE_ROWS = 3
@@ -54,14 +54,12 @@ class MCDropout(SelfTrained):
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
     ) -> Posterior:
         regression = data.task is Task.REGRESSION
-        seeds = torch.randint(
-            2**62, (2,), generator=context.generator, device=context.device
-        ).tolist()
+        seeds = context.seeds(2)
         some = data.train.inputs[:PROBE_ROWS]
         start = initialise(copy.deepcopy(network), problem.network, seeds[0])
         start = with_dropout(start, self.p, some)
         masks = draw_masks(start, some, self.samples, context.generator)
-        loss = squared_error if regression else cross_entropy
+        loss = mean_loss(data.task)
         trained = train(start, data.train, self.recipe(problem), loss, seeds[1], context.progress)
         posterior = MCDropoutPosterior(trained, masks, data.task, some)
         if regression:

@@ -20,7 +20,7 @@ from uqbench.problems import Problem
 from uqbench.random_features import RandomFeatureNetwork, features_in_batches
 from uqbench.self_trained import SelfTrained
 from uqbench.spectral_normalisation import bound_spectral_norms, keep_bounded_weights
-from uqbench.training import cross_entropy, squared_error, train
+from uqbench.training import mean_loss, train
 from uqbench.tuning import Grid, best_on_grid
 
 SAMPLES_AT_A_TIME = 100
@@ -89,9 +89,7 @@ class SNGP(SelfTrained):
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
     ) -> RandomFeatureNetwork:
         """Return the trained network, in eval mode, with plain weights whose norms are bounded."""
-        seeds = torch.randint(
-            2**62, (3,), generator=context.generator, device=context.device
-        ).tolist()
+        seeds = context.seeds(3)
         start = initialise(copy.deepcopy(network), problem.network, seeds[0]).eval()
         with isolated_randomness(seeds[1]):
             start = RandomFeatureNetwork(
@@ -103,7 +101,7 @@ class SNGP(SelfTrained):
             )
             bound_spectral_norms(start.body, self.spectral_norm, data.train.inputs)
         recipe = self.recipe(problem, weight_decay=self.weight_decay)
-        loss = squared_error if data.task is Task.REGRESSION else cross_entropy
+        loss = mean_loss(data.task)
         trained = train(start, data.train, recipe, loss, seeds[2], context.progress)
         keep_bounded_weights(trained.body)
         return trained

@@ -19,7 +19,12 @@ from uqbench.method import Method, Posterior, Task
 from uqbench.problems import Problem, Recipe
 from uqbench.sampled_posterior import SampledNetworks
 from uqbench.stacked import State, flattened, stacked_parameters
-from uqbench.training import Extras, cross_entropy, overridden, squared_error, train_ensemble
+from uqbench.training import (
+    Extras,
+    mean_loss,
+    overridden,
+    train_ensemble,
+)
 from uqbench.tuning import Grid, best_on_grid
 
 
@@ -83,9 +88,7 @@ class SWAG(Method):
         )
         if recipe.epochs < 2:
             raise UsageError("swag.epochs must be at least 2: one iterate has no variance")
-        order, draws = torch.randint(
-            2**62, (2,), generator=context.generator, device=context.device
-        ).tolist()
+        order, draws = context.seeds(2)
         grid = self.weight_decay_grid
         candidates = {}
         with context.tuning(len(grid), share=1 - 1 / len(grid)):
@@ -122,7 +125,7 @@ class SWAG(Method):
             [network] * members,
             data.train,
             recipe,
-            squared_error if data.task is Task.REGRESSION else cross_entropy,
+            mean_loss(data.task),
             [seed] * members,
             context.progress,
             Extras(

@@ -20,7 +20,7 @@ from uqbench.networks import dtype_of, isolated_randomness
 from uqbench.problems import Problem
 from uqbench.sampled_posterior import SampledNetworks
 from uqbench.self_trained import SelfTrained
-from uqbench.training import Extras, cross_entropy, squared_error, train_ensemble
+from uqbench.training import Extras, mean_loss, train_ensemble
 from uqbench.tuning import Grid, best_on_grid
 from uqbench.variational import MeanFieldNetwork, divergence, require_supported
 
@@ -58,9 +58,7 @@ class VariationalInference(SelfTrained):
     ) -> Posterior:
         network = copy.deepcopy(network).eval()
         require_supported(network, data.train.inputs)
-        seeds = torch.randint(
-            2**62, (2,), generator=context.generator, device=context.device
-        ).tolist()
+        seeds = context.seeds(2)
         draws = torch.randn(
             self.samples,
             num_parameters(network),
@@ -115,7 +113,7 @@ class VariationalInference(SelfTrained):
             [start] * len(weights),
             data.train,
             self.recipe(problem, weight_decay=0.0),
-            squared_error if data.task is Task.REGRESSION else cross_entropy,
+            mean_loss(data.task),
             [seeds[1]] * len(weights),
             context.progress,
             Extras(penalty=penalty),

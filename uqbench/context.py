@@ -38,6 +38,10 @@ class Context:
         # torch keeps 64-bit seeds as signed on some devices
         self.generator = torch.Generator(self.device).manual_seed(self.seed % 2**63)
 
+    def seeds(self, *shape: int) -> list:
+        """Draw seeds for what takes a seed of its own: a list of them, nested as ``shape`` says."""
+        return torch.randint(2**62, shape, generator=self.generator, device=self.device).tolist()
+
     @contextmanager
     def tuning(self, grid_size: int, share: float = 1.0) -> Iterator[None]:
         """Count the time inside as tuning, and the number of candidate settings tried.

@@ -41,7 +41,7 @@ from uqbench.saved_predictions import (
 )
 from uqbench.seeds import derive_seed
 from uqbench.timing import Stopwatch, median_seconds
-from uqbench.training import cross_entropy, squared_error, train
+from uqbench.training import mean_loss, train
 
 if TYPE_CHECKING:
     from uqbench.cells import Cell
@@ -143,7 +143,7 @@ def train_map(
 ) -> nn.Module:
     """Initialise a copy of ``template`` and train it as the problem's recipe says."""
     network = initialise(copy.deepcopy(template), problem.network, seed)
-    loss = squared_error if data.task is Task.REGRESSION else cross_entropy
+    loss = mean_loss(data.task)
     return train(network, data.train, problem.training, loss, seed, progress)
 
 

@@ -22,6 +22,7 @@ from uqbench.augmentation import augmented
 from uqbench.context import ignore_progress
 from uqbench.data import Split
 from uqbench.errors import DivergenceError, UnsupportedError
+from uqbench.method import Task
 from uqbench.networks import as_matrix, isolated_randomness, trainable
 from uqbench.problems import Recipe
 from uqbench.stacked import StackedNetworks, convolves_on_cpu
@@ -46,6 +47,11 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of the logits against class indices, in nats."""
     log_probabilities = outputs.log_softmax(-1)
     return -log_probabilities.gather(-1, targets.unsqueeze(-1)).squeeze(-1).mean(-1)
+
+
+def mean_loss(task: Task) -> Loss:
+    """The loss that networks are trained with unless a method has its own."""
+    return squared_error if task is Task.REGRESSION else cross_entropy
 
 
 def train(
