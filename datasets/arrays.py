@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from uqbench.method import Task
+
+if TYPE_CHECKING:
+    from uqbench.datasets.image_inputs import ImageInputs
 
 
 def fingerprint(*arrays: np.ndarray, class_names: tuple[str, ...] = ()) -> str:
@@ -74,8 +78,9 @@ class Images:
     """Labelled images of one shape, whose pixels are read when they are asked for.
 
     shape: (C, H, W). targets: (N,) int64 class indices 0..C-1 (zeros where there are no classes).
-    read: row numbers (n,) -> pixels (n, C, H, W), uint8. source: the file or folder that they come
-    from, for error messages. fingerprint: of all images as they are stored.
+    read: row numbers (n,) -> pixels (n, C, H, W), uint8; several threads call it at once.
+    source: the file or folder that they come from, for error messages.
+    fingerprint: of all images as they are stored.
     """
 
     name: str
@@ -127,9 +132,12 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """inputs: (n, ...) float64, of images float32; targets: (n,), standardised or class indices."""
+    """inputs: (n, ...) float64, of images float32; targets: (n,), standardised or class indices.
 
-    inputs: np.ndarray
+    Images that do not fit in memory are read when they are asked for.
+    """
+
+    inputs: np.ndarray | ImageInputs
     targets: np.ndarray
 
     def __len__(self) -> int:
@@ -151,7 +159,7 @@ class PreparedData:
     train: Arrays
     validation: Arrays
     test: Arrays
-    ood: Mapping[str, np.ndarray] = field(default_factory=dict)
+    ood: Mapping[str, np.ndarray | ImageInputs] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     num_classes: int | None = None
     target_mean: float = 0.0

@@ -8,6 +8,7 @@ hidden files and all others are ignored.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 
 from uqbench.datasets.arrays import Images, Shape
 from uqbench.datasets.image_transforms import conversion
+from uqbench.datasets.threads import reading_threads
 from uqbench.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 PARTS = {"train": ("train",), "test": ("test",), "val": ("val", "valid", "validation")}
 """Part -> the names that its folder may have."""
 IMAGENET_SHAPE: Shape = (3, 224, 224)
+HELD_BYTES = 2**30
+"""Size of the pixels of a folder's images, one byte each, up to which they are held in memory."""
 
 
 class ByHand(NamedTuple):
@@ -76,12 +80,15 @@ def load_folder(path: Path, side: int | None = None) -> dict[str, Images]:
 
     The images are grey if all of them are, else RGB. Their size is the most common one among those
     for training, or ``side`` x ``side`` pixels; others are scaled (bilinear, antialiased) until
-    they cover it, and cropped around the centre. Transparency is ignored. They are read once while
-    the files are unchanged.
+    they cover it, and cropped around the centre. Transparency is ignored.
+
+    Up to ``HELD_BYTES`` of pixels are read once while the files are unchanged, and the fingerprint
+    is of the pixels. Of more images, each file's header is read here (minutes for a million files),
+    the pixels whenever they are asked for, and the fingerprint is of the files' names and sizes:
+    damage behind a header is found when that image is read.
 
     Raises DataError, which names the folder or the file, if a part or a class has no images, there
-    are fewer than two classes, a part has a class that training lacks, or an image cannot be read
-    or held in memory.
+    are fewer than two classes, a part has a class that training lacks, or an image cannot be read.
     """
     return dict(_read_parts(path, side, _parts(path)))
 
@@ -89,7 +96,7 @@ def load_folder(path: Path, side: int | None = None) -> dict[str, Images]:
 def load_ood_folder(path: Path, shape: Shape) -> tuple[Images, str]:
     """Return all images below a folder in this shape, and what was done to any ("" if nothing).
 
-    Raises DataError as :func:`load_folder` does.
+    They are read and held, and a DataError is raised, as by :func:`load_folder`.
     """
     _require_folder(path)
     files = _image_files(path)
@@ -101,9 +108,10 @@ def load_ood_folder(path: Path, shape: Shape) -> tuple[Images, str]:
 def load_imagenet(part: Literal["train", "test"], root: Path) -> Images:
     """ImageNet's training images, or its validation images as the test part.
 
-    They lie in ROOT/imagenet/train/CLASS and ROOT/imagenet/val/CLASS. The shorter side is scaled to
-    256 pixels, and the centre of 224 x 224 is kept. The fingerprint is of the files' names and
-    sizes: there are too many to be read at once.
+    They lie in ROOT/imagenet/train/CLASS and ROOT/imagenet/val/CLASS. Classes are numbered in the
+    order of their folders' names, the WordNet ids, which is the order of torchvision's networks.
+    The shorter side is scaled to 256 pixels, and the centre of 224 x 224 is kept. The fingerprint
+    is of the files' names and sizes: there are too many to be read at once.
     """
     train, test = root / "imagenet" / "train", root / "imagenet" / "val"
     for folder in (train, test):
@@ -112,7 +120,10 @@ def load_imagenet(part: Literal["train", "test"], root: Path) -> Images:
 
 
 def load_imagenet_o(root: Path) -> Images:
-    """ImageNet-O (Hendrycks et al. 2021) in ROOT/imagenet-o/CLASS, cropped as ImageNet is."""
+    """ImageNet-O (Hendrycks et al. 2021) in ROOT/imagenet-o/CLASS, cropped as ImageNet is.
+
+    Its labels are no classes of a network's; nothing uses them.
+    """
     folder = root / "imagenet-o"
     _require_by_hand("imagenet-o", folder)
     return _imagenet("imagenet-o", folder, folder, _modified(folder))
@@ -133,20 +144,6 @@ def _require_by_hand(name: str, folder: Path) -> None:
         raise DataError(
             f"{folder}: no such folder; {name} has to be downloaded by hand from "
             f"{BY_HAND[name].source}"
-        )
-
-
-def require_memory(place: str, images: int, shape: Shape) -> None:
-    """Raise a DataError if so many images, in uint8 and in float32, need more than is free."""
-    import psutil
-
-    needed = images * int(np.prod(shape)) * 5
-    free = psutil.virtual_memory().available
-    if needed > free:
-        raise DataError(
-            f"{place}: {images:,} images of {' x '.join(map(str, shape))} need "
-            f"{needed / 1e9:,.0f} GB of memory, of which {free / 1e9:,.0f} GB are free; data sets "
-            "are held in memory, so use fewer images (subset) or smaller ones (image_size)"
         )
 
 
@@ -261,38 +258,84 @@ def _suffixes() -> frozenset[str]:
 def _read_parts(
     path: Path, side: int | None, parts: tuple[_Part, ...]
 ) -> tuple[tuple[str, Images], ...]:
-    headers = {part.name: [_header(file.path) for file in part.files] for part in parts}
+    headers = {part.name: _headers(part.files) for part in parts}
     grey = all(header.grey for found in headers.values() for header in found)
     sizes = Counter(header.size for header in headers["train"])
     size = (side, side) if side else sizes.most_common(1)[0][0]
     shape = (1 if grey else 3, *size)
-    require_memory(str(path), sum(map(len, headers.values())), shape)
     class_names = tuple(one.name for one in parts[0].classes)
-    return tuple(
-        (
-            part.name,
-            Images.held(
-                path.name,
-                np.stack([_decoded(file.path, shape).pixels for file in part.files]),
-                part.targets(class_names),
-                class_names,
-                str(part.folder),
-            ),
-        )
-        for part in parts
-    )
+    hold = _pixel_bytes(sum(map(len, headers.values())), shape) <= HELD_BYTES
+    read = []
+    for part in parts:
+        targets = part.targets(class_names)
+        images = _images(path.name, part.folder, part.files, shape, targets, class_names, hold)
+        read.append((part.name, images))
+    return tuple(read)
 
 
 @lru_cache(maxsize=4)
 def _read_ood(path: Path, files: tuple[_File, ...], shape: Shape) -> tuple[Images, str]:
-    require_memory(str(path), len(files), shape)
-    decoded = [_decoded(file.path, shape) for file in files]
-    pixels = np.stack([one.pixels for one in decoded])
-    images = Images.held(path.name, pixels, np.zeros(len(files), np.int64), source=str(path))
+    headers = _headers(files)
+    hold = _pixel_bytes(len(files), shape) <= HELD_BYTES
+    images = _images(path.name, path, files, shape, np.zeros(len(files), np.int64), (), hold)
     done = conversion(
-        shape, any(one.resized for one in decoded), any(one.recoloured for one in decoded)
+        shape,
+        any(header.size != shape[1:] for header in headers),
+        any(header.grey != (shape[0] == 1) for header in headers),
     )
     return images, done
+
+
+def _headers(files: Sequence[_File]) -> list[_Header]:
+    return list(reading_threads().map(_header, [file.path for file in files]))
+
+
+def _pixel_bytes(images: int, shape: Shape) -> int:
+    return images * math.prod(shape)
+
+
+def _images(
+    name: str,
+    folder: Path,
+    files: Sequence[_File],
+    shape: Shape,
+    targets: np.ndarray,
+    class_names: tuple[str, ...],
+    hold: bool,
+) -> Images:
+    """The files' images in this shape, read now if ``hold``."""
+
+    def decode(path: str) -> np.ndarray:
+        return _decoded(Path(path), shape)
+
+    paths = _paths(files)
+    if hold:
+        pixels = np.stack(list(reading_threads().map(decode, paths)))
+        return Images.held(name, pixels, targets, class_names, str(folder))
+    return Images(
+        name=name,
+        shape=shape,
+        targets=targets,
+        read=lambda rows: np.stack([decode(path) for path in paths[rows]]),
+        fingerprint=_fingerprint(folder, files, shape, class_names),
+        class_names=class_names,
+        source=str(folder),
+    )
+
+
+def _paths(files: Sequence[_File]) -> np.ndarray:
+    """As an array of strings: of a million files, Path objects would take a gigabyte."""
+    return np.array([str(file.path) for file in files], dtype=object)
+
+
+def _fingerprint(
+    folder: Path, files: Sequence[_File], shape: Shape, class_names: tuple[str, ...]
+) -> str:
+    """sha256 of the files' names and sizes; of a million, the contents would take too long."""
+    digest = hashlib.sha256(f"{shape}\0{class_names}\0".encode())
+    for file in files:
+        digest.update(os.fsencode(file.path.relative_to(folder)) + f"\0{file.bytes}\0".encode())
+    return digest.hexdigest()
 
 
 def _modified(*folders: Path) -> tuple[int, ...]:
@@ -306,45 +349,31 @@ def _imagenet(name: str, folder: Path, train: Path, modified: tuple[int, ...]) -
     class_names = tuple(sorted(one.name for one in folders))
     if unknown := {one.name for one in part.classes} - set(class_names):
         raise DataError(f"{folder / min(unknown)}: no such folder in {train}")
-    digest = hashlib.sha256()
-    for file in part.files:
-        digest.update(f"{file.path.relative_to(folder).as_posix()}\0{file.bytes}\0".encode())
-    files = np.array([file.path for file in part.files], dtype=object)
+    paths = _paths(part.files)
     return Images(
         name=name,
         shape=IMAGENET_SHAPE,
         targets=part.targets(class_names),
-        read=lambda rows: _cropped(tuple(files[rows])),
-        fingerprint=digest.hexdigest(),
+        read=lambda rows: np.stack([_cropped(Path(path)) for path in paths[rows]]),
+        fingerprint=_fingerprint(folder, part.files, IMAGENET_SHAPE, class_names),
         class_names=class_names,
         source=str(folder),
     )
 
 
-@lru_cache(maxsize=4)
-def _cropped(paths: tuple[Path, ...]) -> np.ndarray:
+def _cropped(path: Path) -> np.ndarray:
+    """(3, 224, 224) uint8."""
     from torchvision.transforms import CenterCrop, Compose, Resize
 
-    side = IMAGENET_SHAPE[1]
-    crop = Compose([Resize(256), CenterCrop(side)])
-    pixels = np.empty((len(paths), *IMAGENET_SHAPE), np.uint8)
-    for row, path in enumerate(paths):
-        with _opened(path) as image:
-            pixels[row] = _array(crop(image.convert("RGB")))
-    return pixels
+    crop = Compose([Resize(256), CenterCrop(IMAGENET_SHAPE[1])])
+    with _opened(path) as image:
+        return _array(crop(image.convert("RGB")))
 
 
 class _Header(NamedTuple):
     size: tuple[int, int]
     """Height and width."""
     grey: bool
-
-
-class _Decoded(NamedTuple):
-    pixels: np.ndarray
-    """(C, H, W) uint8."""
-    resized: bool
-    recoloured: bool
 
 
 def _header(path: Path) -> _Header:
@@ -356,21 +385,20 @@ def _header(path: Path) -> _Header:
         return _Header(size[::-1] if lies_on_its_side else size, _is_grey(image))
 
 
-def _decoded(path: Path, shape: Shape) -> _Decoded:
+def _decoded(path: Path, shape: Shape) -> np.ndarray:
+    """The image in this shape, uint8."""
     from PIL import ImageOps
     from PIL.Image import Resampling
 
     with _opened(path) as image:
         ImageOps.exif_transpose(image, in_place=True)
-        recoloured = _is_grey(image) != (shape[0] == 1)
-        size = shape[2], shape[1]
-        resized = image.size != size
         if image.mode in ("I", "F"):
             raise DataError(f"{path}: has pixels of 32 bits; save it with 8 bits per channel")
-        image = _with_channels(image, shape[0])
-        if resized:
-            image = ImageOps.fit(image, size, Resampling.BILINEAR)
-        return _Decoded(_array(image), resized, recoloured)
+        size = shape[2], shape[1]
+        turned = _with_channels(image, shape[0])
+        if turned.size != size:
+            turned = ImageOps.fit(turned, size, Resampling.BILINEAR)
+        return _array(turned)
 
 
 @contextmanager

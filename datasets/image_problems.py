@@ -1,8 +1,10 @@
-"""The images of a problem: its parts and OoD sets for one seed, and their normalised arrays."""
+"""The images of a problem: its parts and OoD sets for one seed, and their normalised inputs."""
 
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 
 from uqbench.datasets import image_folders, images
 from uqbench.datasets.arrays import Arrays, Images, PreparedData, Shape
+from uqbench.datasets.image_inputs import ImageInputs, channel_statistics
 from uqbench.datasets.image_transforms import ROTATIONS, fitted, rotated
 from uqbench.errors import DataError, UsageError
 from uqbench.formatting import printable
@@ -19,12 +22,12 @@ from uqbench.method import Task
 from uqbench.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from uqbench.problems import Subset
+    from uqbench.problems import Normalisation, Subset
 
 FOLDER_PREFIX = "images:"
 ROTATED_PREFIX = "rotated:"
 NAMES = (*images.SETS, *image_folders.BY_HAND)
-_COUNTED_AT_A_TIME = 4_000_000
+MEMORY_VARIABLE = "UQBENCH_IMAGE_MEMORY"
 
 Validation = float | str
 """A fraction, or a part: ``val`` or ``test``."""
@@ -78,8 +81,7 @@ def image_parts(
     image_size: of ``images:PATH``, see :func:`uqbench.datasets.image_folders.load_folder`.
 
     Raises UsageError for a name or a validation part that does not exist and for an OoD set of the
-    data set's own images, DataError for images that are missing, damaged, too few, or too many for
-    the memory.
+    data set's own images, DataError for images that are missing, damaged or too few.
     """
     official = _official_parts(dataset, root, image_size)
     random = np.random.Generator(np.random.PCG64(seed))
@@ -99,33 +101,47 @@ def image_parts(
     if subset is not None:
         parts = {name: _at_most(getattr(subset, name), one, random) for name, one in parts.items()}
         outside = {name: _at_most(subset.ood, one, random) for name, one in outside.items()}
-    # one part may serve as two
-    held = {id(one): len(one) for one in (*parts.values(), *outside.values())}
-    image_folders.require_memory(official["train"].place, sum(held.values()), train.shape)
     return ImageParts(**parts, ood=outside, conversions=conversions, fingerprint=digest.hexdigest())
 
 
-def prepare_images(parts: ImageParts, standardise: bool = True) -> PreparedData:
-    """Read all pixels as float32 in [0, 1], (n, C, H, W).
+def prepare_images(
+    parts: ImageParts,
+    standardise: bool = True,
+    normalisation: Normalisation | None = None,
+    memory: int | None = None,
+) -> PreparedData:
+    """Return all inputs as float32, (n, C, H, W): in [0, 1] unless they are standardised.
 
     standardise: each channel, of the OoD sets as well, becomes (value - mean) / std with the mean
-    and population standard deviation of that channel in the training part.
+    and population standard deviation of that channel in the training part, or with those of
+    ``normalisation``.
+    memory: bytes that may be held besides the limit of :func:`image_memory` (of a device). Parts
+    and OoD sets are held in memory while they fit together, the smallest first; the others are
+    :class:`~uqbench.datasets.image_inputs.ImageInputs`, whose images are read when they are asked
+    for.
+
+    Raises DataError for an image that cannot be read, and UsageError if ``normalisation`` has not
+    the images' number of channels.
     """
-    pixels = parts.train.pixels()
-    mean, std = channel_statistics(pixels) if standardise else (np.zeros(1), np.ones(1))
-    train = _normalised(pixels, mean, std)
-    del pixels
+    mean, std = _normalisation(parts.train, standardise, normalisation)
+    chosen = (parts.train, parts.validation, parts.test, *parts.ood.values())
+    # one part may serve as two
+    inputs = {id(one): ImageInputs(one, mean, std) for one in chosen}
+    left = min(image_memory(), math.inf if memory is None else memory)
+    for key, one in sorted(inputs.items(), key=lambda item: item[1].nbytes):
+        left -= one.nbytes
+        if left >= 0:
+            inputs[key] = one.held()
 
-    def arrays(chosen: Images) -> Arrays:
-        return Arrays(_normalised(chosen.pixels(), mean, std), chosen.targets)
+    def arrays(part: Images) -> Arrays:
+        return Arrays(inputs[id(part)], part.targets)
 
-    test = arrays(parts.test)
     return PreparedData(
         task=Task.CLASSIFICATION,
-        train=Arrays(train, parts.train.targets),
-        validation=test if parts.validation is parts.test else arrays(parts.validation),
-        test=test,
-        ood={name: _normalised(one.pixels(), mean, std) for name, one in parts.ood.items()},
+        train=arrays(parts.train),
+        validation=arrays(parts.validation),
+        test=arrays(parts.test),
+        ood={name: inputs[id(one)] for name, one in parts.ood.items()},
         ood_conversions=parts.conversions,
         class_names=parts.train.class_names,
         num_classes=len(parts.train.class_names),
@@ -133,28 +149,37 @@ def prepare_images(parts: ImageParts, standardise: bool = True) -> PreparedData:
     )
 
 
-def channel_statistics(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and population standard deviation of each channel of (N, C, H, W) uint8, (C,).
+def image_memory() -> int:
+    """How many bytes of images may be held: $UQBENCH_IMAGE_MEMORY, else half of the free memory.
 
-    On the scale in which 255 is 1; the standard deviation of a constant channel is given as 1.
+    Raises UsageError if the variable is no number of bytes.
     """
-    counts = np.zeros((pixels.shape[1], 256), dtype=np.int64)
-    step = max(1, _COUNTED_AT_A_TIME // pixels[0].size)
-    for first in range(0, len(pixels), step):
-        for channel, values in enumerate(pixels[first : first + step].swapaxes(0, 1)):
-            counts[channel] += np.bincount(values.ravel(), minlength=256)
-    weights = counts / counts.sum(1, keepdims=True)
-    levels = np.arange(256) / 255
-    mean = weights @ levels
-    std = np.sqrt((weights * (levels - mean[:, None]) ** 2).sum(1))
-    return mean, np.where((counts > 0).sum(1) == 1, 1.0, std)
+    if stated := os.environ.get(MEMORY_VARIABLE):
+        try:
+            return int(float(stated))
+        except (ValueError, OverflowError):
+            raise UsageError(
+                f"${MEMORY_VARIABLE} must be a number of bytes, like 8e9, got '{stated}'"
+            ) from None
+    import psutil
+
+    return psutil.virtual_memory().available // 2
 
 
-def _normalised(pixels: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    values = pixels.astype(np.float32)
-    values *= (1 / (255 * std)).astype(np.float32)[:, None, None]
-    values -= (mean / std).astype(np.float32)[:, None, None]
-    return values
+def _normalisation(
+    train: Images, standardise: bool, given: Normalisation | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each channel, (C,), or (1,) for all."""
+    if not standardise:
+        return np.zeros(1), np.ones(1)
+    if given is None:
+        return channel_statistics(train)
+    if len(given.mean) != train.shape[0]:
+        raise UsageError(
+            f"normalisation is of {len(given.mean)} channels, but the images of {train.name} have "
+            f"{train.shape[0]}"
+        )
+    return np.array(given.mean), np.array(given.std)
 
 
 def _official_parts(dataset: str, root: Path, image_size: int | None) -> Mapping[str, Images]:

@@ -20,6 +20,7 @@ from uqbench.method import Method, Posterior, Task
 from uqbench.problems import Problem
 from uqbench.sampled_posterior import SampledNetworks
 from uqbench.stacked import StackedNetworks, flattened, stacked_parameters, unflattened
+from uqbench.streamed import gathered
 from uqbench.threads import threads_for
 from uqbench.training import Loss, batch_bounds, cross_entropy, squared_error
 from uqbench.tuning import Grid
@@ -182,9 +183,9 @@ class SGLD(Method):
             if len(bounds) > 1:
                 keys = torch.rand(rows.shape, generator=context.generator, device=context.device)
                 rows = keys.argsort(1)
-            for first, last in bounds:
-                batch = rows[:, first:last]
-                yield split.inputs[batch], split.targets[batch]
+            batches = [rows[:, first:last] for first, last in bounds]
+            for batch, inputs in zip(batches, gathered(split.inputs, batches), strict=True):
+                yield inputs, split.targets[batch]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from uqbench.data import Split
 from uqbench.stacked import unflattened
+from uqbench.streamed import gathered
 from uqbench.training import batch_bounds
 
 
@@ -37,14 +38,15 @@ def refreshed_statistics(
     for layer in layers.values():
         layer.train()
         layer.momentum = None  # the average of all batches, not one that forgets the first
+    batches = [slice(*bounds) for bounds in batch_bounds(len(split), batch_size)]
     parameters, buffers = dict(network.named_parameters()), dict(network.named_buffers())
     for sample in samples:
         for name, value in unflattened(network, sample.unsqueeze(0)).items():
             parameters[name].copy_(value[0])
         for layer in layers.values():
             layer.reset_running_stats()
-        for first, last in batch_bounds(len(split), batch_size):
-            network(split.inputs[first:last])
+        for inputs in gathered(split.inputs, batches):
+            network(inputs)
         for name, stack in stacks.items():
             stack.append(buffers[name].clone())
     return {name: torch.stack(stack) for name, stack in stacks.items()}

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from uqbench.method import Task
+from uqbench.streamed import Inputs
 
 
 @dataclass(frozen=True)
 class Split:
-    """inputs: (n, ...) in the problem's dtype; targets: (n,), standardised or class indices."""
+    """inputs: (n, ...) in the problem's dtype; targets: (n,), standardised or class indices.
 
-    inputs: Tensor
+    Images that do not fit in memory are :class:`uqbench.streamed.StreamedInputs`, with those
+    operations of a tensor that batches need.
+    """
+
+    inputs: Inputs
     targets: Tensor
 
     def __len__(self) -> int:

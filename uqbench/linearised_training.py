@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from uqbench.errors import DivergenceError
 from uqbench.linearised import Chunks, Jacobian, linearise
 from uqbench.memory import available_bytes
 from uqbench.method import Task
+from uqbench.streamed import gathered
 from uqbench.threads import threads_for
 from uqbench.training import batch_bounds
 
@@ -130,15 +132,18 @@ def descend_in_batches(
     guard = _DivergenceGuard(descent)
     order = torch.arange(len(split), device=split.inputs.device)
     # where one operator holds all rows, it is the same in every epoch
-    fixed = linearise(network, split.inputs) if chunks.rows >= bounds[0][1] == len(split) else None
+    whole = chunks.rows >= bounds[0][1] == len(split) and isinstance(split.inputs, Tensor)
+    fixed = linearise(network, split.inputs) if whole else None
     for epoch in range(descent.epochs):
         if len(bounds) > 1:
             order = torch.randperm(len(split), generator=generator, device=generator.device)
             order = order.to(split.inputs.device)
-        for start, stop in bounds:
+        pieces = [order[start:stop].split(chunks.rows) for start, stop in bounds]
+        inputs = gathered(split.inputs, chain.from_iterable(pieces))
+        for (start, stop), parts in zip(bounds, pieces, strict=True):
             gradient = torch.zeros_like(velocity)
-            for rows in order[start:stop].split(chunks.rows):
-                jacobian = fixed or linearise(network, split.inputs[rows])
+            for rows in parts:
+                jacobian = fixed or linearise(network, next(inputs))
                 targets = target_matrix(task, split.targets[rows], jacobian.outputs)
                 for members in chunks.members_of(len(starts)):
                     predictions = jacobian.outputs + jacobian.matvec(displacements[members])

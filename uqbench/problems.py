@@ -54,6 +54,9 @@ class NetworkSpec:
     depth, widen: of a ``wrn``.
     weight_init, bias_init: of linear and convolution layers; ``default`` is torch's own, and biases
     are drawn from N(0, 1) with ``standard_normal``.
+    weights: a file with the state of a network that somebody has trained, which is the MAP network
+    of every seed: nothing is trained for post-hoc methods. A plain name is that of a file in the
+    data root's ``weights``; see :mod:`uqbench.datasets.weights`.
     """
 
     __pydantic_config__ = _FORBID_UNKNOWN_KEYS
@@ -74,6 +77,14 @@ class NetworkSpec:
     widen: PositiveInt = 1
     weight_init: Literal["default", "xavier_normal", "xavier_uniform", "kaiming_normal"] = "default"
     bias_init: Literal["default", "zeros", "standard_normal"] = "default"
+    weights: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """All fields; without ``weights`` where a network is trained."""
+        parts = asdict(self)
+        if self.weights is None:
+            del parts["weights"]
+        return parts
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,19 @@ class Recipe:
     schedule: Literal["none", "poly", "cosine"] = "none"
     poly_total: PositiveFloat = 10.0
     augment: tuple[Literal["crop", "flip"], ...] = ()
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Mean and standard deviation of each channel on the scale in which the largest pixel is 1."""
+
+    __pydantic_config__ = _FORBID_UNKNOWN_KEYS
+    mean: tuple[float, ...]
+    std: tuple[PositiveFloat, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise ValueError("mean and std must have a number for each channel")
 
 
 @dataclass(frozen=True)
@@ -133,6 +157,8 @@ class Problem:
     ood: names of OoD sets, see :func:`uqbench.datasets.image_problems.image_parts`.
     subset: use some of the images only.
     image_size: height and width in pixels of ``images:PATH`` (default: their most common size).
+    normalisation: what to standardise by in place of the training part's statistics: the constants
+    that ``network.weights`` were trained with.
     """
 
     __pydantic_config__ = _FORBID_UNKNOWN_KEYS
@@ -153,6 +179,7 @@ class Problem:
     ood: tuple[str, ...] = ()
     subset: Subset | None = None
     image_size: PositiveInt | None = None
+    normalisation: Normalisation | None = None
 
     def __post_init__(self) -> None:
         if abs(sum(self.split) - 1) > 1e-9:
@@ -164,6 +191,8 @@ class Problem:
                 'validation must be a fraction of the training part, "val" or "test", got '
                 f"{self.validation!r}"
             )
+        if self.normalisation is not None and not self.standardise:
+            raise ValueError("normalisation needs standardise = true")
         if self.of_images and self.task is not Task.CLASSIFICATION:
             raise ValueError("validation is of images, which need task = 'classification'")
         kind = "tables, not of images" if self.of_images else "images, which need validation"
@@ -192,7 +221,9 @@ class Problem:
         for part in ("methods", "predict_batch", "description", *self.unused_fields):
             del parts[part]
         parts.pop("ood", None)
-        return parts
+        if self.normalisation is None:
+            parts.pop("normalisation", None)
+        return parts | {"network": self.network.identity()}
 
     def quick(self) -> Problem:
         """The same problem with a tenth of the epochs, to try things out; never published.
@@ -212,7 +243,7 @@ class Problem:
 
 
 _OF_TABLES = ("target", "split", "held_out_classes")
-_OF_IMAGES = ("validation", "ood", "subset", "image_size")
+_OF_IMAGES = ("validation", "ood", "subset", "image_size", "normalisation")
 
 
 def _is_fraction(value: Any) -> bool:
@@ -375,12 +406,18 @@ def _defined(path: Path, file: _SuiteFile) -> list[Problem]:
     ]
 
 
-def problem_data(problem: Problem, seed: int, root: str | Path | None = None) -> PreparedData:
-    """Return the problem's data for one seed; every method of that seed gets the same."""
+def problem_data(
+    problem: Problem, seed: int, root: str | Path | None = None, memory: int | None = None
+) -> PreparedData:
+    """Return the problem's data for one seed; every method of that seed gets the same.
+
+    memory: of images, see :func:`uqbench.datasets.image_problems.prepare_images`.
+    """
     if problem.of_images:
         from uqbench.datasets.image_problems import prepare_images
 
-        return prepare_images(_image_parts(problem, seed, root), problem.standardise)
+        parts = _image_parts(problem, seed, root)
+        return prepare_images(parts, problem.standardise, problem.normalisation, memory)
     from uqbench.datasets.catalogue import load_problem_data
 
     return load_problem_data(

@@ -26,6 +26,7 @@ from uqbench.method import Task
 from uqbench.networks import as_matrix, isolated_randomness, trainable
 from uqbench.problems import Recipe
 from uqbench.stacked import StackedNetworks, convolves_on_cpu
+from uqbench.streamed import StreamedInputs, gathered
 from uqbench.threads import threads_for
 
 GATHERED_BYTES = 2**26
@@ -281,13 +282,15 @@ def _epochs(
 ) -> Iterator[Iterator[Batch]]:
     """Yield each epoch's batches; offsets: (M, n, C) or None."""
     bounds = batch_bounds(len(split), recipe.batch_size)
+    # a batch_size of 0 asks for all rows at once, which streamed inputs refuse
+    batched = recipe.batch_size and isinstance(split.inputs, StreamedInputs)
     generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
     orders = torch.arange(len(split)).expand(len(seeds), -1)
     for _ in range(recipe.epochs):
-        if len(bounds) == 1:
+        if len(bounds) == 1 and not batched:
             batches = _whole(split, offsets, len(seeds))
         else:
-            if shuffle:
+            if shuffle and len(bounds) > 1:
                 orders = torch.stack([torch.randperm(len(split), generator=g) for g in generators])
             batches = _ordered(split, offsets, orders.to(split.inputs.device), bounds)
         yield _augmented(batches, recipe.augment, generators) if recipe.augment else batches
@@ -313,21 +316,21 @@ def _ordered(
     """Yield batches of each member's own order of the rows, (M, n).
 
     Small splits are put in order once per epoch, of which batches are then views: that costs less
-    than a gather per step.
+    than a gather per step. Streamed batches are read one ahead.
     """
     each = torch.arange(len(orders), device=orders.device).unsqueeze(1)
     small = split.inputs.nbytes * len(orders) <= GATHERED_BYTES
     if small:
         inputs, targets = split.inputs[orders], split.targets[orders]
         added = None if offsets is None else offsets[each, orders]
-    for start, stop in bounds:
-        if small:
+        for start, stop in bounds:
             part = None if added is None else added[:, start:stop]
             yield inputs[:, start:stop], targets[:, start:stop], part
-        else:
-            rows = orders[:, start:stop]
-            part = None if offsets is None else offsets[each, rows]
-            yield split.inputs[rows], split.targets[rows], part
+        return
+    batches = [orders[:, start:stop] for start, stop in bounds]
+    for rows, inputs in zip(batches, gathered(split.inputs, batches), strict=True):
+        part = None if offsets is None else offsets[each, rows]
+        yield inputs, split.targets[rows], part
 
 
 def _activations(rows: int, parameters: Sequence[Tensor]) -> int:

@@ -232,9 +232,57 @@ class TestFaults:
         Image.fromarray(np.zeros((20, 20), np.float32)).save(file)
         assert complaint(folder).startswith(f"{file}: has pixels of 32 bits")
 
-    def test_more_images_than_fit_into_memory(self, folder):
-        text = complaint(folder, side=1_000_000)
-        assert text.startswith(f"{folder}: 10 images of 3 x 1000000 x 1000000 need 150,000 GB of")
+
+class TestManyImages:
+    """More pixels than are held: read when they are asked for."""
+
+    @pytest.fixture
+    def many(self, folder, monkeypatch):
+        monkeypatch.setattr(image_folders, "HELD_BYTES", 10 * 3 * 20 * 20 - 1)
+        return folder
+
+    def test_their_pixels_are_those_of_the_files(self, many, monkeypatch):
+        write(many / "train" / "cat" / "large.png", size=(40, 50), seed=5)
+        lazy = load_folder(many)
+        monkeypatch.setattr(image_folders, "HELD_BYTES", 2**30)
+        image_folders._read_parts.cache_clear()
+        held = load_folder(many)
+        for part, images in lazy.items():
+            np.testing.assert_array_equal(images.pixels(), held[part].pixels())
+            np.testing.assert_array_equal(images.targets, held[part].targets)
+
+    def test_a_file_is_read_when_its_row_is_asked_for(self, many):
+        train = load_folder(many)["train"]
+        file = many / "train" / "dog" / "0.png"
+        file.write_bytes(file.read_bytes()[:-100])
+        assert train.read(np.array([0, 5])).shape == (2, 3, 20, 20)
+        with pytest.raises(DataError, match=f"^{file}: cannot be read as an image"):
+            train.read(np.array([3]))
+
+    def test_a_file_that_is_no_image_is_found_at_once(self, many):
+        file = many / "test" / "cat" / "bad.jpg"
+        file.write_bytes(b"<html>not found</html>")
+        assert complaint(many).startswith(f"{file}: cannot be read as an image (its format is")
+
+    def test_the_fingerprint_is_of_names_and_sizes(self, many):
+        def fingerprint(part="train"):
+            return load_folder(many)[part].fingerprint
+
+        before = fingerprint()
+        assert fingerprint("test") != before
+        file = many / "train" / "dog" / "0.png"
+        file.rename(file.with_name("9.png"))
+        renamed = fingerprint()
+        file.with_name("9.png").write_bytes(file.with_name("1.png").read_bytes() + b" ")
+        assert len({before, renamed, fingerprint()}) == 3
+
+    def test_a_folder_of_ood_images_as_well(self, tmp_path, monkeypatch):
+        pixels = write(tmp_path / "a.png", size=(8, 8), mode="L")
+        write(tmp_path / "b.png", size=(30, 10))
+        monkeypatch.setattr(image_folders, "HELD_BYTES", 0)
+        images, done = load_ood_folder(tmp_path, (3, 8, 8))
+        assert done == "resized to 8 x 8 pixels, converted to RGB"
+        np.testing.assert_array_equal(images.read(np.array([0]))[0], [pixels] * 3)
 
 
 class TestOodFolder:

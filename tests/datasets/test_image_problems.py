@@ -1,17 +1,23 @@
 """The images of a problem: parts, OoD sets, normalisation."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from PIL import Image
 
-from uqbench.datasets import image_folders, images
+from uqbench.datasets import images
 from uqbench.datasets.arrays import Images
-from uqbench.datasets.image_problems import channel_statistics, image_parts, prepare_images
+from uqbench.datasets.image_inputs import ImageInputs, channel_statistics
+from uqbench.datasets.image_problems import image_memory, image_parts, prepare_images
 from uqbench.errors import DataError, UsageError
 from uqbench.method import Task
-from uqbench.problems import QUICK_SUBSET, Problem, Subset, data_fingerprint, problem_data
+from uqbench.problems import (
+    QUICK_SUBSET,
+    Normalisation,
+    Problem,
+    Subset,
+    data_fingerprint,
+    problem_data,
+)
 
 SIZES = {"train": 60, "test": 40}
 
@@ -100,28 +106,6 @@ class TestParts:
         with pytest.raises(UsageError, match="image_size is for images:PATH"):
             parts(image_size=8)
 
-    def test_images_that_do_not_fit_into_memory_are_an_error_before_they_are_read(
-        self, monkeypatch
-    ):
-        huge = Images(
-            "imagenet",
-            image_folders.IMAGENET_SHAPE,
-            np.arange(10**7) % 1000,
-            lambda rows: pytest.fail("read"),
-            "",
-            tuple(map(str, range(1000))),
-            "/imagenet/train",
-        )
-        monkeypatch.setattr(image_folders, "load_imagenet", lambda part, root: replace(huge))
-        with pytest.raises(DataError) as caught:
-            parts("imagenet", validation="test")
-        text = str(caught.value)
-        assert text.startswith(
-            "/imagenet/train: 20,000,000 images of 3 x 224 x 224 need 15,053 GB of memory, of which"
-        )
-        few = Subset(train=10, validation=10, test=10, ood=10)
-        assert len(parts("imagenet", validation="test", subset=few).train) == 10
-
 
 class TestOod:
     def test_the_test_part_is_taken_in_the_problems_shape(self, small_sets):
@@ -187,7 +171,7 @@ class TestNormalisation:
     def test_statistics_are_those_of_each_channel_on_the_scale_of_1(self):
         pixels = np.random.default_rng(0).integers(0, 200, (50, 3, 32, 32), dtype=np.uint8)
         pixels[:, 2] = 9
-        mean, std = channel_statistics(pixels)
+        mean, std = channel_statistics(Images.held("x", pixels, np.zeros(50)))
         values = pixels / 255
         np.testing.assert_allclose(mean, values.mean((0, 2, 3)), rtol=1e-12)
         np.testing.assert_allclose(std[:2], values.std((0, 2, 3))[:2], rtol=1e-12)
@@ -214,9 +198,77 @@ class TestNormalisation:
         data = prepare_images(chosen, standardise=False)
         np.testing.assert_allclose(data.test.inputs, chosen.test.pixels() / 255, atol=1e-6)
 
+    def test_constants_of_the_problem_take_the_place_of_statistics(self):
+        chosen = parts("cifar-10")
+        constants = Normalisation(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+        data = prepare_images(chosen, normalisation=constants)
+        mean, std = (np.reshape(c, (3, 1, 1)) for c in (constants.mean, constants.std))
+        wanted = (chosen.test.pixels() / 255 - mean) / std
+        np.testing.assert_allclose(data.test.inputs, wanted, atol=2e-6)
+
+    def test_constants_for_other_channels_are_an_error(self):
+        constants = Normalisation(mean=(0.1, 0.2), std=(0.4, 0.5))
+        with pytest.raises(UsageError, match="normalisation is of 2 channels, but the images of"):
+            prepare_images(parts("cifar-10"), normalisation=constants)
+
     def test_a_test_part_that_serves_for_validation_is_in_memory_once(self):
         data = prepare_images(parts(validation="test"))
         assert data.validation.inputs is data.test.inputs
+
+
+class TestMemory:
+    """CIFAR-10 with 45 images for training, 15 for validation and 40 for the test."""
+
+    IMAGE = 3 * 32 * 32 * 4
+
+    def held(self, images, monkeypatch, **settings):
+        monkeypatch.setenv("UQBENCH_IMAGE_MEMORY", str(images * self.IMAGE))
+        data = prepare_images(parts("cifar-10", ood=["mnist"]), **settings)
+        inputs = {"train": data.train, "validation": data.validation, "test": data.test}
+        inputs = {name: part.inputs for name, part in inputs.items()} | data.ood
+        return {name for name, one in inputs.items() if isinstance(one, np.ndarray)}
+
+    @pytest.mark.parametrize(
+        ("images", "held"),
+        [
+            (140, {"train", "validation", "test", "mnist"}),
+            (139, {"validation", "test", "mnist"}),
+            (94, {"validation", "test"}),
+            (15, {"validation"}),
+            (14, set()),
+        ],
+    )
+    def test_the_smallest_parts_are_held_while_they_fit_together(self, images, held, monkeypatch):
+        assert self.held(images, monkeypatch) == held
+
+    def test_what_a_device_can_take_counts_as_well(self, monkeypatch):
+        assert self.held(140, monkeypatch, memory=15 * self.IMAGE) == {"validation"}
+
+    def test_inputs_are_the_same_held_or_not(self, monkeypatch):
+        chosen = parts("cifar-10", ood=["mnist"])
+        held = prepare_images(chosen)
+        monkeypatch.setenv("UQBENCH_IMAGE_MEMORY", "0")
+        lazy = prepare_images(chosen)
+        for one, other in (
+            (lazy.train.inputs, held.train.inputs),
+            (lazy.ood["mnist"], held.ood["mnist"]),
+        ):
+            assert isinstance(one, ImageInputs)
+            assert (one.shape, one.nbytes) == (other.shape, other.nbytes)
+            rows = np.array([7, 0, 7, len(one) - 1])
+            np.testing.assert_array_equal(one.begin(rows)(), other[rows])
+
+    def test_half_of_the_free_memory_is_the_default(self, monkeypatch):
+        import psutil
+
+        monkeypatch.delenv("UQBENCH_IMAGE_MEMORY", raising=False)
+        assert 0 < image_memory() <= psutil.virtual_memory().total / 2
+
+    @pytest.mark.parametrize("stated", ["8GB", "inf", "nan"])
+    def test_a_limit_that_is_no_number_is_an_error(self, stated, monkeypatch):
+        monkeypatch.setenv("UQBENCH_IMAGE_MEMORY", stated)
+        with pytest.raises(UsageError, match=r"^\$UQBENCH_IMAGE_MEMORY must be a number of bytes"):
+            image_memory()
 
 
 class TestProblems:
@@ -269,6 +321,10 @@ class TestProblems:
             ({"validation": "tset"}, r"validation must be a fraction of the .*, got 'tset'"),
             ({"validation": 1.0}, r"validation must be a fraction of the training part, .* got 1"),
             ({"validation": None, "ood": ("mnist",)}, "ood is of images, which need validation"),
+            (
+                {"standardise": False, "normalisation": Normalisation((0.5,), (0.5,))},
+                "normalisation needs standardise = true",
+            ),
         ],
     )
     def test_fields_that_make_no_sense_are_refused(self, settings, complaint):

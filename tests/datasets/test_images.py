@@ -12,7 +12,7 @@ import scipy.io
 import torchvision.datasets
 
 from uqbench.datasets import images
-from uqbench.datasets.image_problems import channel_statistics
+from uqbench.datasets.image_inputs import channel_statistics
 from uqbench.errors import DataError
 
 ROWS = {"train": 6, "test": 4}
@@ -297,7 +297,7 @@ class TestRealData:
     def test_it_is_the_known_data(self, load, name, mean, std):
         train = load(name, "train")
         assert len(train) == 60_000
-        found = channel_statistics(train.pixels())
+        found = channel_statistics(train)
         np.testing.assert_allclose(np.concatenate(found), [mean, std], atol=5e-5)
 
     def test_pixels_are_those_of_the_file(self, load, data_root):
