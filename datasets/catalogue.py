@@ -8,7 +8,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
-from uqbench.datasets import bundled, image_folders, images, uci
+from uqbench.datasets import bundled, image_folders, images, uci, weights
 from uqbench.datasets.arrays import PreparedData, Table
 from uqbench.datasets.image_problems import NAMES as IMAGE_SETS
 from uqbench.datasets.image_problems import is_image_set
@@ -44,7 +44,7 @@ _BUNDLED_TABLES: dict[str, Callable[[], Table]] = {
 class Entry:
     """A line of ``uqbench data list``.
 
-    shape: of one row: (d,), or (C, H, W) of an image.
+    rows: of weights, the number of parameters. shape: of one row: (d,), or (C, H, W) of an image.
     path: where its file or folder is or would be; None if bundled.
     """
 
@@ -130,8 +130,8 @@ def load_table(
 
 
 def names() -> list[str]:
-    """Names of all data sets."""
-    return [TOY_CUBIC, *_BUNDLED_TABLES, *(f"uci/{name}" for name in uci.SETS), *IMAGE_SETS]
+    """Names of all data sets, and of the weights of trained networks."""
+    return [TOY_CUBIC, *_BUNDLED_TABLES, *_FILES]
 
 
 def entries(root: str | Path | None = None) -> list[Entry]:
@@ -195,7 +195,7 @@ def fetch(
 
 _WITHOUT_FILE = (TOY_CUBIC, *_BUNDLED_TABLES)
 _GROUPS = {"uci": [f"uci/{name}" for name in uci.SETS], "images": list(images.SETS)}
-_FILES = [*_GROUPS["uci"], *IMAGE_SETS]
+_FILES = [*_GROUPS["uci"], *IMAGE_SETS, *weights.WEIGHTS]
 
 
 @dataclass(frozen=True)
@@ -231,6 +231,15 @@ def _on_disk(name: str, root: Path) -> _OnDisk:
             partial(image_folders.check_by_hand, name, root),
             partial(image_folders.check_by_hand, name, root),
             False,
+        )
+    if name in weights.WEIGHTS:
+        known = weights.WEIGHTS[name]
+        path = weights.path_of(known.file, root)
+        return _OnDisk(
+            _entry(name, Task.CLASSIFICATION, known.parameters, (), path.exists(), path),
+            partial(weights.check, name, root),
+            partial(weights.fetch, name, root),
+            True,
         )
     short = name.removeprefix("uci/")
     path, table = uci.path_of(short, root), uci.SETS[short]

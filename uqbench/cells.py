@@ -80,7 +80,7 @@ class Cell:
             problem=self.problem.name,
             fingerprint=self.fingerprint,
             split=() if self.problem.of_images else self.problem.split,
-            network=_plain(asdict(self.problem.network)),
+            network=_plain(self.problem.network.identity()),
             map_checkpoint=self.map_checkpoint,
             method=self.method,
             settings=_plain(self.settings),
@@ -138,7 +138,7 @@ def plan(request: Request) -> list[Cell]:
     for suite, problem in problems:
         for seed in range(request.seeds):
             fingerprint = _fingerprint(request, suite, problem, seed)
-            checkpoint = _map_checkpoint(problem, fingerprint, seed)
+            checkpoint = _map_checkpoint(request, problem, fingerprint, seed)
             for method in methods:
                 cells.append(
                     Cell(
@@ -245,7 +245,13 @@ def _fingerprint(request: Request, suite: str, problem: Problem, seed: int) -> s
         raise UsageError(f"{_place(suite, problem)}: {error}") from None
 
 
-def _map_checkpoint(problem: Problem, fingerprint: str, seed: int) -> str:
+def _map_checkpoint(request: Request, problem: Problem, fingerprint: str, seed: int) -> str:
+    """The id of the MAP network; that of given weights depends on the content of their file."""
+    if problem.network.weights is not None:
+        from uqbench.datasets.root import data_root
+        from uqbench.datasets.weights import content_digest
+
+        return digest(content_digest(problem.network.weights, data_root(request.data_dir)))
     return digest([MAP_VERSION, _training_identity(problem), fingerprint, seed])
 
 

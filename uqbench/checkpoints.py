@@ -1,4 +1,4 @@
-"""The MAP network of a (problem, seed): trained once, cached on disk, shared read-only."""
+"""The MAP network of a (problem, seed): trained once and cached on disk, or given; shared read-only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from filelock import FileLock
 from torch import nn
 
+from uqbench.datasets.weights import path_of, read_weights
+from uqbench.errors import DataError
 from uqbench.replacement import replacement
 from uqbench.timing import Stopwatch
 
@@ -41,6 +43,22 @@ def cached_network(
                 torch.save({"state": network.state_dict(), "seconds": stopwatch.seconds}, file)
             seconds = _loaded(template, path, device)
     return template.eval(), seconds
+
+
+def given_network(template: nn.Module, weights: str, root: Path) -> nn.Module:
+    """Return ``template`` in eval mode with the state that ``network.weights`` names.
+
+    Raises DataError if the file is missing, or holds no state of this network.
+    """
+    state = read_weights(weights, root)
+    try:
+        template.load_state_dict(state)
+    except RuntimeError as error:
+        fault = str(error).splitlines()[1].strip().rstrip(".")
+        raise DataError(
+            f"{path_of(weights, root)}: does not fit the problem's network: {fault[:200]}"
+        ) from None
+    return template.eval()
 
 
 def _loaded(template: nn.Module, path: Path, device: torch.device) -> float | None:

@@ -80,11 +80,10 @@ class NetworkSpec:
     weights: str | None = None
 
     def identity(self) -> dict[str, Any]:
-        """All fields; without ``weights`` where a network is trained."""
+        """All fields, ``weights`` by the file's name: the MAP network's id is of its content."""
         parts = asdict(self)
-        if self.weights is None:
-            del parts["weights"]
-        return parts
+        weights = parts.pop("weights")
+        return parts if weights is None else parts | {"weights": Path(weights).name}
 
 
 @dataclass(frozen=True)

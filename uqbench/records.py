@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 from uqbench.errors import DataError, UsageError
 from uqbench.replacement import replacement
 
-SCHEMA_VERSION = 2
-"""Raised whenever records get a field: 2 brought ``ood_conversions``."""
+SCHEMA_VERSION = 3
+"""Raised whenever records get a field: 2 brought ``ood_conversions``, 3 ``streamed``."""
 EVALUATOR_VERSION = 1
 """Raised whenever a metric changes its meaning; part of every cell's identity."""
 
@@ -58,7 +58,11 @@ class Outcome:
     metrics: name -> number. ood: OoD set -> name -> number.
     tuned: values chosen on the validation split. grid_size: candidates tried.
     class_names: the labels behind class indices 0..C-1 (empty for regression).
+    sizes: rows of each part and OoD set; ``timed``: of the test rows whose prediction was timed, if
+    they are not all.
     ood_conversions: OoD set -> what was done to make its images fit; absent where nothing was.
+    streamed: the parts that did not fit in memory and were read while they were used, which the
+    times to train, fit and tune include.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -68,6 +72,7 @@ class Outcome:
     sizes: Mapping[str, int] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     ood_conversions: Mapping[str, str] = field(default_factory=dict)
+    streamed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

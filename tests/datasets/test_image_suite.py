@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from uqbench.datasets import images
+from uqbench.datasets import image_folders, images
+from uqbench.datasets.weights import WEIGHTS
 from uqbench.method import Task
 from uqbench.networks import build_network
 from uqbench.problems import load_suite
@@ -97,10 +98,12 @@ def test_the_networks_of_table_5_have_its_numbers_of_parameters():
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_network_takes_the_images_and_every_method_its_settings(name):
     problem = PROBLEMS[name]
-    known = images.SETS[problem.dataset]
+    shape, classes = image_folders.IMAGENET_SHAPE, 1000
+    if problem.dataset in images.SETS:
+        shape, classes = images.SETS[problem.dataset].shape, images.SETS[problem.dataset].classes
     with torch.device("meta"):  # shapes alone
-        network = build_network(problem.network, known.shape, known.classes)
-        assert network(torch.zeros(2, *known.shape)).shape == (2, known.classes)
+        network = build_network(problem.network, shape, classes)
+        assert network(torch.zeros(2, *shape)).shape == (2, classes)
     for method, settings in problem.methods.items():
         build_method(method, settings).check_task(Task.CLASSIFICATION)
 
@@ -111,5 +114,28 @@ def test_problems_are_in_float32_and_eNUQLS_has_the_settings_of_NUQLS(name):
     assert problem.dtype == "float32"
     assert problem.methods["enuqls"] == problem.methods["nuqls"]
     assert (problem.training.augment != ()) is (
-        problem.dataset in ("cifar-10", "cifar-100", "svhn")
+        problem.dataset in ("cifar-10", "cifar-100", "svhn", "imagenet")
     )
+
+
+def test_imagenets_network_is_torchvisions_with_its_weights_and_constants():
+    from torchvision.models import ResNet50_Weights, resnet50
+
+    problem, weights = PROBLEMS["imagenet/resnet50"], ResNet50_Weights.IMAGENET1K_V1
+    known = WEIGHTS["resnet50-imagenet"]
+    assert known.file == problem.network.weights == weights.url.rsplit("/", 1)[1]
+    assert known.source == str(weights)
+    assert known.parameters == weights.meta["num_params"]
+    crop = weights.transforms()
+    assert (crop.mean, crop.std) == tuple(
+        list(values) for values in (problem.normalisation.mean, problem.normalisation.std)
+    )
+    assert (crop.resize_size, crop.crop_size) == ([256], [224])
+    with torch.device("meta"):
+        network = build_network(problem.network, image_folders.IMAGENET_SHAPE, 1000)
+        wanted = resnet50()
+    shapes = [{n: t.shape for n, t in each.state_dict().items()} for each in (network, wanted)]
+    assert shapes[0] == shapes[1]
+    settings = problem.methods["nuqls"]
+    assert [settings[key] for key in ("lr", "epochs", "batch_size", "gamma")] == [1e-2, 2, 56, 0.7]
+    assert settings["members"] == 10

@@ -3,7 +3,8 @@ import threading
 import pytest
 import torch
 
-from uqbench.checkpoints import cached_network
+from uqbench.checkpoints import cached_network, given_network
+from uqbench.errors import DataError
 
 
 def test_a_network_is_trained_once_and_loaded_afterwards(truths, tmp_path):
@@ -76,3 +77,31 @@ def test_a_damaged_checkpoint_is_trained_again(truths, tmp_path, content, caplog
     assert network.weight.equal(trained.weight)
     cached_network(template, train, "key", tmp_path, torch.device("cpu"))
     assert len(calls) == 2
+
+
+class TestGivenWeights:
+    def save(self, state, path):
+        torch.save(state, path)
+        return str(path)
+
+    def test_the_network_has_the_state_in_the_file(self, truths, tmp_path):
+        wanted = truths.mlp(3, 1, seed=5)
+        path = self.save(wanted.state_dict(), tmp_path / "x.pth")
+        network = given_network(truths.mlp(3, 1, seed=2).train(), path, tmp_path)
+        assert not network.training
+        for name, value in network.state_dict().items():
+            torch.testing.assert_close(value, wanted.state_dict()[name], rtol=0, atol=0)
+
+    @pytest.mark.parametrize(
+        ("outputs", "change", "fault"),
+        [
+            (2, lambda state: state, "size mismatch for"),
+            (1, lambda state: dict(list(state.items())[1:]), "Missing key"),
+            (1, lambda state: state | {"more": torch.ones(1)}, "Unexpected key"),
+        ],
+    )
+    def test_a_state_of_another_network_is_one_line(self, truths, tmp_path, outputs, change, fault):
+        path = self.save(change(truths.mlp(3, outputs).state_dict()), tmp_path / "x.pth")
+        with pytest.raises(DataError, match=f"^{path}: does not fit the .* {fault}") as caught:
+            given_network(truths.mlp(3, 1), path, tmp_path)
+        assert "\n" not in str(caught.value)

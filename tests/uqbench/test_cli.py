@@ -204,7 +204,7 @@ def test_a_wrong_leaderboard_is_one_line(cli, bench, arguments, message):
         ('"status":"ok"', '"status":"fine"', "status is 'fine'"),
         ('"seed":0', '"seed":"zero"', "identity.seed is 'zero'"),
         ('"settings":{', '"settings":5,"x":{', "identity.x is unknown"),
-        ('"schema":2', '"schema":"2"', "schema is '2'"),
+        ('"schema":3', '"schema":"3"', "schema is '3'"),
         ('"key":', '"keys":', "keys is unknown"),
         ('{"key"', '[{"key"', "not a record"),
     ],
