@@ -165,25 +165,26 @@ def evaluate_method(
     memory.reset_peak_host_bytes()
     memory.reset_peak_device_bytes(device)
 
-    def predict(inputs: Tensor) -> list[Prediction]:
-        return [posterior.predict(batch) for batch in inputs.split(problem.predict_batch)]
+    def checked(batch: Tensor) -> Prediction:
+        prediction = posterior.predict(batch)
+        require_valid(prediction, len(batch), posterior.classes or data.fit.num_classes)
+        return prediction
 
-    def checked(inputs: Tensor) -> Prediction:
-        batches = predict(inputs)
-        for batch, prediction in zip(inputs.split(problem.predict_batch), batches, strict=True):
-            require_valid(prediction, len(batch), posterior.classes or data.fit.num_classes)
-        return concatenate(batches)
+    def predict(inputs: Tensor) -> Prediction:
+        return concatenate(map(checked, inputs.split(problem.predict_batch)), len(inputs))
+
+    def predict_again() -> None:
+        for batch in data.test.inputs.split(problem.predict_batch):
+            posterior.predict(batch)
 
     with global_state_restored():
         method.import_libraries()
         with Stopwatch(device) as fitting:
             posterior = method.fit(problem, data.fit, network, context)
         require_posterior(posterior)
-        test = checked(data.test.inputs)  # also warms the timed repeats up
-        predict_seconds, repeats = median_seconds(
-            lambda: concatenate(predict(data.test.inputs)), device, PREDICT_REPEATS
-        )
-        ood = {name: checked(inputs) for name, inputs in data.ood.items()}
+        test = predict(data.test.inputs)  # also warms the timed repeats up
+        predict_seconds, repeats = median_seconds(predict_again, device, PREDICT_REPEATS)
+        ood = {name: predict(inputs) for name, inputs in data.ood.items()}
         curve = _curve(data, predict) if keep is not None else None
     metrics, ood_metrics = measure(data, test, ood)
     outcome = Outcome(
@@ -284,9 +285,7 @@ def measure(
     return metrics, by_set
 
 
-def _curve(
-    data: EvaluationData, predict: Callable[[Tensor], list[RegressionPrediction]]
-) -> Curve | None:
+def _curve(data: EvaluationData, predict: Callable[[Tensor], RegressionPrediction]) -> Curve | None:
     """Predict a regression on one feature over the range of its data; None for other problems."""
     if data.fit.task is not Task.REGRESSION or data.test.inputs.shape[1:] != (1,):
         return None
@@ -295,7 +294,7 @@ def _curve(
     inputs = torch.linspace(
         seen.min().item(), seen.max().item(), CURVE_POINTS, dtype=seen.dtype, device=seen.device
     )
-    prediction = concatenate(predict(inputs[:, None]))
+    prediction = predict(inputs[:, None])
     return Curve(
         inputs=_array(inputs),
         mean=_array(prediction.mean),

@@ -6,7 +6,7 @@ moments alone (Chan, Golub & LeVeque 1979, parallel update of mean and sum of sq
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from uqbench.errors import ContractError, DivergenceError
 
+CHUNK_ENTRIES = 2**22
+"""Sampled logits whose moments are taken at a time: bounds the float64 temporaries."""
 SUM_TOLERANCE = 1e-4
 """How far the probabilities of a point may be from a sum of 1: rounding in single precision."""
 
@@ -52,14 +54,25 @@ Prediction = RegressionPrediction | ClassificationPrediction
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
 
 
-def concatenate(predictions: Sequence[P]) -> P:
-    """Join the predictions of consecutive batches along the first axis."""
-    first = predictions[0]
-    joined = {}
-    for field in fields(first):
-        values = [getattr(prediction, field.name) for prediction in predictions]
-        joined[field.name] = torch.cat(values) if isinstance(values[0], Tensor) else values[0]
-    return type(first)(**joined)
+def concatenate(predictions: Iterable[P], rows: int) -> P:
+    """Join the predictions of consecutive batches, ``rows`` points in all, along the first axis.
+
+    They are consumed one at a time: memory is that of the result and one batch.
+    """
+    kind, joined, start = None, {}, 0
+    for prediction in predictions:
+        kind, first = type(prediction), not joined
+        for field in fields(prediction):
+            values = getattr(prediction, field.name)
+            if not isinstance(values, Tensor):
+                joined[field.name] = values
+                continue
+            if first:
+                joined[field.name] = values.new_empty(rows, *values.shape[1:])
+            stop = start + len(values)
+            joined[field.name][start:stop] = values
+        start = stop
+    return kind(**joined)
 
 
 def require_valid(prediction: Any, rows: int, classes: int | None) -> None:
@@ -151,12 +164,12 @@ class ClassificationMoments:
 
     def update(self, logits: Tensor) -> None:
         """Add a chunk of sampled logits, (S, N, C)."""
-        log_probabilities = logits.detach().double().log_softmax(-1)
-        probabilities = log_probabilities.exp()
-        self._logits.update(logits)
-        self._probabilities.update(probabilities)
-        # p log p is 0 at p = 0, where log p may be -inf
-        self._entropy.update(torch.special.entr(probabilities).sum(-1))
+        at_a_time = max(CHUNK_ENTRIES // max(logits[0].numel(), 1), 1)
+        for part in logits.detach().split(at_a_time):
+            probabilities = part.double().softmax(-1)
+            self._logits.update(part)
+            self._probabilities.update(probabilities)
+            self._entropy.update(torch.special.entr(probabilities).sum(-1))
 
     def prediction(self) -> ClassificationPrediction:
         return ClassificationPrediction(

@@ -1,6 +1,9 @@
+import weakref
+
 import pytest
 import torch
 
+import uqbench.prediction
 from uqbench.prediction import (
     ClassificationMoments,
     Moments,
@@ -54,7 +57,39 @@ def test_an_impossible_class_has_no_entropy():
 
 
 def test_batches_join_in_order():
-    parts = [RegressionPrediction(torch.ones(2) * k, torch.ones(2)) for k in range(3)]
-    joined = concatenate(parts)
+    parts = (RegressionPrediction(torch.ones(2) * k, torch.ones(2)) for k in range(3))
+    joined = concatenate(parts, 6)
     assert joined.mean.tolist() == [0, 0, 1, 1, 2, 2]
     assert len(joined.variance) == 6
+
+
+def test_joining_holds_one_batch_at_a_time():
+    seen = []
+
+    def batches():
+        for k in range(3):
+            assert all(mean() is None for mean in seen[:-1])
+            prediction = RegressionPrediction(torch.ones(2) * k, torch.ones(2))
+            seen.append(weakref.ref(prediction.mean))
+            yield prediction
+
+    assert concatenate(batches(), 6).mean.tolist() == [0, 0, 1, 1, 2, 2]
+    assert len(seen) == 3
+
+
+def test_chunks_of_samples_are_cut_to_bounded_pieces(monkeypatch):
+    logits = torch.randn(9, 4, 3, generator=torch.Generator().manual_seed(0))
+    whole, pieces = ClassificationMoments(), ClassificationMoments()
+    whole.update(logits)
+    sizes = []
+    original = Moments.update
+    monkeypatch.setattr(
+        Moments, "update", lambda self, values: (sizes.append(len(values)), original(self, values))
+    )
+    monkeypatch.setattr(uqbench.prediction, "CHUNK_ENTRIES", 2 * 4 * 3)
+    pieces.update(logits)
+    assert max(sizes) == 2
+    for name, values in vars(whole.prediction()).items():
+        if isinstance(values, torch.Tensor):
+            torch.testing.assert_close(getattr(pieces.prediction(), name), values)
+    assert pieces.prediction().samples == 9
