@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Generator, nn
+from torch import Generator
 
 from uqbench.calibration import validation_nll
 from uqbench.context import Context
-from uqbench.data import TrainingData
-from uqbench.laplace import Laplace
-from uqbench.laplace_covariance import FunctionalCovariance
-from uqbench.method import Posterior, Task
+from uqbench.laplace import FittedLaplace, Laplace
+from uqbench.laplace_covariance import Draws
+from uqbench.method import Task
 from uqbench.networks import trainable
 from uqbench.sampled_posterior import SampledNetworks
 from uqbench.tuning import Grid, log_grid
@@ -43,53 +42,22 @@ class SampledLaplace(Laplace):
 
     prior_grid: Grid = PRIOR_GRID
 
-    def validation_score(
-        self,
-        network: nn.Module,
-        covariance: FunctionalCovariance,
-        noise: float,
-        data: TrainingData,
-        context: Context,
-    ) -> Callable[[], float]:
-        count = min(self.samples, TUNING_SAMPLES)
-        seed = torch.randint(2**62, (), generator=context.generator, device=context.device).item()
+    def validation_score(self, fitted: FittedLaplace, context: Context) -> Callable[[float], float]:
+        # the same draws for every λ, so that the scores differ by λ alone
+        generator = Generator(context.device).manual_seed(context.seeds(1)[0])
+        draws = fitted.covariance.draws(min(self.samples, TUNING_SAMPLES), generator)
+        return lambda prior: validation_nll(_networks(fitted, draws, prior), fitted.data)
 
-        def score() -> float:
-            # the same draws for every λ, so that the scores differ by λ alone
-            generator = Generator(context.device).manual_seed(seed)
-            sampled = self._networks(network, covariance, noise, data.task, count, generator)
-            return validation_nll(sampled, data)
+    def posterior(self, fitted: FittedLaplace, prior: float, context: Context) -> SampledNetworks:
+        draws = fitted.covariance.draws(self.samples, context.generator)
+        return _networks(fitted, draws, prior)
 
-        return score
 
-    def posterior(
-        self,
-        network: nn.Module,
-        covariance: FunctionalCovariance,
-        data: TrainingData,
-        tuned: dict[str, float],
-        context: Context,
-    ) -> Posterior:
-        noise = tuned.get("noise", 1.0)
-        posterior = self._networks(
-            network, covariance, noise, data.task, self.samples, context.generator
-        )
-        posterior.tuned = tuned
-        return posterior
-
-    @torch.no_grad()
-    def _networks(
-        self,
-        network: nn.Module,
-        covariance: FunctionalCovariance,
-        noise: float,
-        task: Task,
-        count: int,
-        generator: Generator,
-    ) -> SampledNetworks:
-        mean = torch.cat([parameter.flatten() for parameter in trainable(network).values()])
-        samples = mean + covariance.sample(count, generator)
-        posterior = SampledNetworks(network, samples, task)
-        if task is Task.REGRESSION:
-            posterior.noise_variance = noise**2
-        return posterior
+@torch.no_grad()
+def _networks(fitted: FittedLaplace, draws: Draws, prior: float) -> SampledNetworks:
+    mean = torch.cat([parameter.flatten() for parameter in trainable(fitted.network).values()])
+    samples = mean + draws(prior, fitted.noise)
+    posterior = SampledNetworks(fitted.network, samples, fitted.data.task)
+    if fitted.data.task is Task.REGRESSION:
+        posterior.noise_variance = fitted.noise**2
+    return posterior

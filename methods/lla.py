@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from uqbench.context import Context
-from uqbench.data import TrainingData
-from uqbench.laplace import Laplace
-from uqbench.laplace_covariance import FunctionalCovariance
+from uqbench.laplace import FittedLaplace, Laplace
 from uqbench.method import Posterior, Task
-from uqbench.networks import as_matrix, dtype_of
+from uqbench.networks import as_matrix, dtype_of, outputs_at
 from uqbench.prediction import ClassificationMoments, Prediction, RegressionPrediction
 from uqbench.tuning import Grid, log_grid
 
@@ -46,47 +44,35 @@ class LinearisedLaplace(Laplace):
     observation_noise: bool = True
 
     def posterior(
-        self,
-        network: nn.Module,
-        covariance: FunctionalCovariance,
-        data: TrainingData,
-        tuned: dict[str, float],
-        context: Context,
-    ) -> Posterior:
+        self, fitted: FittedLaplace, prior: float, context: Context
+    ) -> LinearisedLaplacePosterior:
         draws = torch.randn(
             self.samples,
-            data.num_outputs,
+            fitted.data.num_outputs,
             generator=context.generator,
             device=context.device,
-            dtype=dtype_of(network),
+            dtype=dtype_of(fitted.network),
         )
-        added = self._added_variance(tuned.get("noise", 0.0))
-        return LinearisedLaplacePosterior(network, covariance, data.task, draws, added, tuned)
+        return LinearisedLaplacePosterior(fitted, prior, draws, self._added_variance(fitted))
 
-    def _added_variance(self, noise: float) -> float:
-        return noise**2 if self.observation_noise else 0.0
+    def _added_variance(self, fitted: FittedLaplace) -> float:
+        return fitted.noise**2 if self.observation_noise else 0.0
 
-    def validation_score(
-        self,
-        network: nn.Module,
-        covariance: FunctionalCovariance,
-        noise: float,
-        data: TrainingData,
-        context: Context,
-    ) -> Callable[[], float]:
+    def validation_score(self, fitted: FittedLaplace, context: Context) -> Callable[[float], float]:
         from uqbench.metrics import classification, regression
 
-        outputs = as_matrix(network(data.validation.inputs)).double()
-        targets = data.validation.targets.cpu().numpy()
-        prepared = covariance.at(data.validation.inputs)
-        added = self._added_variance(noise)
+        validation = fitted.data.validation
+        outputs = outputs_at(fitted.network, validation.inputs).double()
+        targets = validation.targets.cpu().numpy()
+        found = fitted.covariance.variances(validation.inputs, self.prior_grid, fitted.noise)
+        variances = dict(zip(self.prior_grid, found.double(), strict=True))
 
-        def score() -> float:
-            variance = prepared.covariance().diagonal(dim1=1, dim2=2).double()
+        def score(prior: float) -> float:
+            variance = variances[prior]
             if not variance.isfinite().all():
                 return math.nan
-            if data.task is Task.REGRESSION:
-                mean, variance = outputs.squeeze(-1), variance.squeeze(-1) + added
+            if fitted.data.task is Task.REGRESSION:
+                mean, variance = outputs.view(-1), variance.view(-1) + self._added_variance(fitted)
                 return regression.ece(targets, mean.cpu().numpy(), variance.cpu().numpy())
             probit = (outputs / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
             return classification.nll(probit.cpu().numpy(), targets)
@@ -115,27 +101,21 @@ class LinearisedLaplacePosterior(Posterior):
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        covariance: FunctionalCovariance,
-        task: Task,
-        draws: Tensor,
-        noise_variance: float,
-        tuned: dict[str, float],
+        self, fitted: FittedLaplace, prior_precision: float, draws: Tensor, noise_variance: float
     ) -> None:
-        self.network = network
-        self.task = task
+        self.network = fitted.network
+        self.task = fitted.data.task
         self.draws = draws
         self.noise_variance = noise_variance
-        self.tuned = tuned
         # a forward pass, and a Jacobian of about two passes for each output
         self.forward_passes = 1 + 2 * draws.shape[1]
-        self._covariance = covariance
+        self._covariance = fitted.covariance
+        self._prior_precision, self._noise = prior_precision, fitted.noise
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Prediction:
         outputs = as_matrix(self.network(inputs))
-        covariance = self._covariance.at(inputs).covariance()
+        covariance = self._covariance.at(inputs, self._prior_precision, self._noise)
         if self.task is Task.REGRESSION:
             variance = covariance.view(-1) + self.noise_variance
             return RegressionPrediction(outputs.squeeze(-1), variance)

@@ -7,6 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -22,6 +23,19 @@ from uqbench.problems import Problem
 from uqbench.tuning import Grid, best_on_grid, log_grid
 
 PAPER_GRID = log_grid(1e-2, 1e2, 10)
+
+
+@dataclass(frozen=True)
+class FittedLaplace:
+    """N(θ̂, Σ) but for the prior precision: the network with its θ̂, Σ as a function of λ and σ.
+
+    noise: σ, 1 in classification.
+    """
+
+    network: nn.Module
+    covariance: FunctionalCovariance
+    noise: float
+    data: TrainingData
 
 
 @dataclass(frozen=True)
@@ -43,57 +57,44 @@ class Laplace(Method):
     prior_grid: Grid = PAPER_GRID
     samples: Annotated[int, Field(ge=2)] = 1000
 
+    def import_libraries(self) -> None:
+        if self.structure == "kron":
+            import_module("uqbench.laplace_kronecker")
+
     def fit(
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
     ) -> Posterior:
         if self.subset == "last_layer":
             network = with_last_layer_trainable(network, data.train.inputs)
+        noise, tuned = 1.0, {}
+        if data.task is Task.REGRESSION:
+            with context.tuning(len(self.noise_grid)):
+                noise = tuned["noise"] = self._likeliest_noise(network, data.validation)
         if self.structure == "kron":
             from uqbench.laplace_kronecker import KroneckerCovariance
 
             covariance = KroneckerCovariance(network, data.train, data.task)
         else:
             covariance = functional_covariance(self.structure, network, data.train, data.task)
-        noise, tuned = 1.0, {}
-        if data.task is Task.REGRESSION:
-            with context.tuning(len(self.noise_grid)):
-                noise = tuned["noise"] = self._likeliest_noise(network, data.validation)
+        fitted = FittedLaplace(network, covariance, noise, data)
         with context.tuning(len(self.prior_grid)), torch.no_grad():
-            score = self.validation_score(network, covariance, noise, data, context)
-
-            def score_of(prior: float) -> float:
-                covariance.update(prior, noise)
-                return score()
-
-            prior = best_on_grid(f"{self.name}.prior_grid", self.prior_grid, score_of)
-        covariance.update(prior, noise)
+            score = self.validation_score(fitted, context)
+            prior = best_on_grid(f"{self.name}.prior_grid", self.prior_grid, score)
         tuned["prior_precision"] = prior
-        return self.posterior(network, covariance, data, tuned, context)
+        posterior = self.posterior(fitted, prior, context)
+        posterior.tuned = tuned
+        return posterior
 
     @abstractmethod
-    def validation_score(
-        self,
-        network: nn.Module,
-        covariance: FunctionalCovariance,
-        noise: float,
-        data: TrainingData,
-        context: Context,
-    ) -> Callable[[], float]:
-        """Return a function that scores the λ to which ``covariance`` is set; lower is better.
+    def validation_score(self, fitted: FittedLaplace, context: Context) -> Callable[[float], float]:
+        """Return the score of a λ of ``prior_grid``; lower is better.
 
         Both are called under ``no_grad``.
         """
 
     @abstractmethod
-    def posterior(
-        self,
-        network: nn.Module,
-        covariance: FunctionalCovariance,
-        data: TrainingData,
-        tuned: dict[str, float],
-        context: Context,
-    ) -> Posterior:
-        """Return the posterior with the λ and σ of ``tuned``, to which ``covariance`` is set."""
+    def posterior(self, fitted: FittedLaplace, prior: float, context: Context) -> Posterior:
+        """Return the posterior with the λ that was chosen."""
 
     @torch.no_grad()
     def _likeliest_noise(self, network: nn.Module, validation: Split) -> float:

@@ -7,23 +7,33 @@ J(x) Σ J(x)ᵀ, a C × C block for each input.
 
 Three classes compute it: in function space (nC × nC), by Woodbury's identity
 Σ = λ⁻¹(I − J̃ᵀ(J̃J̃ᵀ + λI)⁻¹J̃), the same posterior far cheaper when nC < p; in parameter space
-(p × p); and with Σ's inverse replaced by its diagonal. No class holds more of a dense Jacobian
-than a chunk of ``linearised.CHUNK_BYTES``. They also draw θ − θ̂ ~ N(0, Σ).
+(p × p); and with Σ's inverse replaced by its diagonal. They also draw θ − θ̂ ~ N(0, Σ).
+
+A grid of λ and σ reuses one reduction of the curvature G (of J̃J̃ᵀ or J̃ᵀJ̃ for σ = 1), as it needs
+G + λσ²I alone: uqbench.block_tridiagonal, in float64 whatever the network's dtype. No class holds
+more of a dense Jacobian than a chunk of ``linearised.CHUNK_BYTES``, and each chunk of it is formed
+once for a whole grid.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import torch
 from torch import Generator, Tensor, nn
 
+from uqbench.block_tridiagonal import BlockTridiagonal
 from uqbench.data import Split
+from uqbench.errors import DivergenceError
 from uqbench.linearised import CHUNK_BYTES, Jacobian, linearise, num_parameters
 from uqbench.method import Task
+from uqbench.networks import trainable
 from uqbench.stacked import activations_per_row, members_at_a_time
+
+Draws = Callable[[float, float], Tensor]
+"""Draws of θ − θ̂ ~ N(0, Σ), (S, p), for prior precision λ and noise σ: the same for each call."""
 
 
 def hessian_root(task: Task, outputs: Tensor) -> Tensor:
@@ -40,31 +50,46 @@ def hessian_root(task: Task, outputs: Tensor) -> Tensor:
 
 
 class FunctionalCovariance(ABC):
-    """J(x) Σ J(x)ᵀ for given prior precision λ and (in regression) noise σ."""
+    """J(x) Σ J(x)ᵀ for prior precisions λ and (in regression; else 1) noise σ.
+
+    Where the precision matrix has no Cholesky factor, numbers are NaN. Raises DivergenceError if
+    the curvature is not finite.
+    """
 
     def __init__(self, network: nn.Module, split: Split, task: Task) -> None:
         self.network = network
         self.task = task
 
-    @abstractmethod
-    def at(self, inputs: Tensor) -> Prepared:
-        """Precompute what does not depend on λ and σ, for inputs (N, ...)."""
+    @torch.no_grad()
+    def at(self, inputs: Tensor, prior_precision: float, noise: float = 1.0) -> Tensor:
+        """J(x)ΣJ(x)ᵀ at inputs (N, ...), (N, C, C)."""
+        chunks = self._chunks(inputs, [prior_precision], noise, diagonal=False)
+        return torch.cat([blocks[0] for blocks in chunks])
+
+    @torch.no_grad()
+    def variances(self, inputs: Tensor, priors: Sequence[float], noise: float = 1.0) -> Tensor:
+        """The diagonals of J(x)ΣJ(x)ᵀ at inputs (N, ...) for each λ of a grid, (G, N, C)."""
+        return torch.cat(list(self._chunks(inputs, priors, noise, diagonal=True)), 1)
 
     @abstractmethod
-    def update(self, prior_precision: float, noise: float = 1.0) -> None:
-        """Set λ and σ; raises LinAlgError if the precision matrix cannot be factored."""
+    def draws(self, count: int, generator: Generator) -> Draws:
+        """Draw what does not depend on λ and σ of ``count`` samples."""
 
     @abstractmethod
-    def sample(self, count: int, generator: Generator) -> Tensor:
-        """Draws of θ − θ̂ ~ N(0, Σ), (count, p), for the λ and σ that were last set."""
+    def _forms(
+        self, jacobian: Jacobian, priors: Sequence[float], noise: float, *, diagonal: bool
+    ) -> Tensor:
+        """J(x)ΣJ(x)ᵀ for each λ, (G, n, C, C); with ``diagonal`` their diagonals, (G, n, C)."""
 
+    def _chunks(
+        self, inputs: Tensor, priors: Sequence[float], noise: float, *, diagonal: bool
+    ) -> Iterator[Tensor]:
+        for chunk in inputs.split(self._rows_per_chunk(inputs)):
+            jacobian = linearise(self.network, chunk)
+            yield self._forms(jacobian, priors, noise, diagonal=diagonal)
 
-class Prepared(ABC):
-    """Inputs whose covariances can be had for many λ and σ."""
-
-    @abstractmethod
-    def covariance(self) -> Tensor:
-        """J(x)ΣJ(x)ᵀ, (N, C, C), for the λ and σ that were last set."""
+    def _rows_per_chunk(self, inputs: Tensor) -> int:
+        return rows_per_chunk(self.network, inputs)
 
 
 def functional_covariance(
@@ -79,14 +104,15 @@ def functional_covariance(
     return kind(network, split, task)
 
 
-def rows_per_chunk(network: nn.Module, inputs: Tensor) -> int:
-    """How many inputs' dense Jacobians, with the activations behind them, fit into a chunk.
+def rows_per_chunk(network: nn.Module, inputs: Tensor, columns: int | None = None) -> int:
+    """How many inputs' matrices of C × ``columns`` (p), and the activations, fit into a chunk.
 
     At least one. Every output has its own backward pass, so that a last layer with few parameters
     has small Jacobians but not small activations.
     """
     outputs = linearise(network, inputs[:1]).outputs
-    numbers = num_parameters(network) + activations_per_row(network, inputs[:1].to(outputs.dtype))
+    columns = num_parameters(network) if columns is None else columns
+    numbers = columns + activations_per_row(network, inputs[:1].to(outputs.dtype))
     return max(CHUNK_BYTES // (outputs.numel() * numbers * outputs.element_size()), 1)
 
 
@@ -98,73 +124,83 @@ class FunctionSpaceCovariance(FunctionalCovariance):
         self._inputs = split.inputs
         self._jacobian = linearise(network, split.inputs)
         self._root = hessian_root(task, self._jacobian.outputs)
-        rows = self._weight(self._jacobian.gram())
-        self._gram = self._weight(rows.mT.contiguous())
+        gram = self._jacobian.gram().double()
+        if task is Task.CLASSIFICATION:
+            self._weight_both_sides(gram)
+        self._curvature = _reduced(gram)
 
     def _weight(self, matrix: Tensor, transposed: bool = False) -> Tensor:
         """Multiply the columns' blocks of (R, n·C) by L, or by Lᵀ."""
         n, classes, _ = self._root.shape
         if self.task is Task.REGRESSION:
             return matrix
-        root = self._root.mT if transposed else self._root
+        root = (self._root.mT if transposed else self._root).to(matrix.dtype)
         return (matrix.view(-1, n, 1, classes) @ root).view(len(matrix), n * classes)
 
-    def update(self, prior_precision: float, noise: float = 1.0) -> None:
-        self._prior, self._noise = prior_precision, noise
-        precision = self._gram.clone()
-        precision.diagonal().add_(prior_precision * noise**2)
-        self._factor = torch.linalg.cholesky(precision)
+    def _weight_both_sides(self, gram: Tensor) -> None:
+        """Replace K (nC, nC) by LᵀKL, some rows at a time."""
+        classes = self._root.shape[1]
+        roots = self._root.to(gram.dtype)
+        size = max(CHUNK_BYTES // (classes * gram[0].nbytes), 1)
+        for rows, root in zip(gram.split(size * classes), roots.split(size), strict=True):
+            weighted = root.mT @ rows.view(len(root), classes, -1)
+            rows.copy_(self._weight(weighted.view(len(rows), -1)))
 
-    def sample(self, count: int, generator: Generator) -> Tensor:
+    def _rows_per_chunk(self, inputs: Tensor) -> int:
+        return rows_per_chunk(self.network, inputs, columns=self._jacobian.rows)
+
+    def draws(self, count: int, generator: Generator) -> Draws:
         """Matheron's rule: z − J̃ᵀ(J̃J̃ᵀ + λI)⁻¹(J̃z + ε) with z ~ N(0, I/λ), ε ~ N(0, I)."""
         outputs = self._jacobian.outputs
         prior = _normal(outputs, count, self._jacobian.num_parameters, generator)
-        prior /= self._prior**0.5
-        noise = self._noise * _normal(outputs, count, outputs.numel(), generator)
-        rows = self._rows
-        if rows is not None:
-            weights = torch.cholesky_solve((noise + prior @ rows.mT).mT, self._factor)
-            return prior - weights.mT @ rows
-        draws = []
+        noise = _normal(outputs, count, outputs.numel(), generator)
         size = members_at_a_time(self.network, self._inputs)
-        for some, errors in zip(prior.split(size), noise.split(size), strict=True):
-            errors = errors + self._weight(self._jacobian.matvec(some).flatten(1))
-            weights = torch.cholesky_solve(errors.mT, self._factor).mT.contiguous()
-            weights = self._weight(weights, transposed=True).view(len(some), *outputs.shape)
-            draws.append(some - self._jacobian.rmatvec(weights))
-        return torch.cat(draws)
+        pushed = torch.cat([self._matvec(some) for some in prior.split(size)])
+
+        def draws(prior_precision: float, sigma: float) -> Tensor:
+            errors = pushed / prior_precision**0.5 + sigma * noise
+            weights = self._curvature.solve(errors.double(), prior_precision * sigma**2)
+            pulled = [self._rmatvec(some) for some in weights.to(outputs.dtype).split(size)]
+            return prior / prior_precision**0.5 - torch.cat(pulled)
+
+        return draws
+
+    def _matvec(self, tangents: Tensor) -> Tensor:
+        """LᵀJ V for tangents V (S, p) -> (S, nC)."""
+        if self._rows is not None:
+            return tangents @ self._rows.mT
+        return self._weight(self._jacobian.matvec(tangents).flatten(1))
+
+    def _rmatvec(self, weights: Tensor) -> Tensor:
+        """JᵀL u for weights u (S, nC) -> (S, p)."""
+        if self._rows is not None:
+            return weights @ self._rows
+        weights = self._weight(weights, transposed=True)
+        return self._jacobian.rmatvec(weights.view(-1, *self._jacobian.outputs.shape))
 
     @cached_property
     def _rows(self) -> Tensor | None:
         """LᵀJ, (nC, p), where it fits into a chunk: faster than the operator's products."""
         jacobian = self._jacobian
-        if jacobian.rows * jacobian.num_parameters * self._gram.element_size() > CHUNK_BYTES:
+        if jacobian.rows * jacobian.num_parameters * self._root.element_size() > CHUNK_BYTES:
             return None
         return torch.cat(list(_weighted_rows(jacobian, self.task)))
 
-    def at(self, inputs: Tensor) -> Prepared:
-        jacobian = linearise(self.network, inputs)
-        cross = self._weight(jacobian.gram(self._jacobian))
-        return _FunctionSpacePrepared(self, jacobian.gram_blocks(), cross)
-
-
-class _FunctionSpacePrepared(Prepared):
-    def __init__(self, owner: FunctionSpaceCovariance, blocks: Tensor, cross: Tensor) -> None:
-        self._owner, self._blocks, self._cross = owner, blocks, cross
-
-    def covariance(self) -> Tensor:
-        n, classes, _ = self._blocks.shape
-        factor = self._owner._factor
-        solved = torch.linalg.solve_triangular(factor, self._cross.mT, upper=False)
-        if classes == 1:
-            explained = solved.square().sum(0).view(n, 1, 1)
-        else:
-            solved = solved.view(-1, n, classes).permute(1, 2, 0)
-            explained = solved @ solved.mT
-        # rounding must not leave a negative variance at training inputs
-        covariance = (self._blocks - explained) / self._owner._prior
-        covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)
-        return covariance
+    def _forms(
+        self, jacobian: Jacobian, priors: Sequence[float], noise: float, *, diagonal: bool
+    ) -> Tensor:
+        cross = self._weight(jacobian.gram(self._jacobian).double())
+        cross = cross.view(*jacobian.outputs.shape, -1)
+        blocks = jacobian.gram_blocks().double()
+        priors = blocks.new_tensor(priors)
+        explained = self._curvature.quadratic_forms(cross, priors * noise**2, diagonal=diagonal)
+        if diagonal:
+            variances = (blocks.diagonal(dim1=1, dim2=2) - explained) / priors.view(-1, 1, 1)
+            # rounding must not leave a negative variance at training inputs
+            return variances.clamp_(min=0).to(jacobian.outputs.dtype)
+        covariance = (blocks - explained) / priors.view(-1, 1, 1, 1)
+        covariance.diagonal(dim1=2, dim2=3).clamp_(min=0)
+        return covariance.to(jacobian.outputs.dtype)
 
 
 class ParameterSpaceCovariance(FunctionalCovariance):
@@ -172,84 +208,112 @@ class ParameterSpaceCovariance(FunctionalCovariance):
 
     def __init__(self, network: nn.Module, split: Split, task: Task) -> None:
         super().__init__(network, split, task)
-        self._curvature = 0
+        size = num_parameters(network)
+        curvature = torch.zeros(size, size, dtype=torch.float64, device=split.targets.device)
         for inputs in split.inputs.split(rows_per_chunk(network, split.inputs)):
             for rows in _weighted_rows(linearise(network, inputs), task):
-                self._curvature = self._curvature + rows.mT @ rows
+                rows = rows.double()
+                curvature.addmm_(rows.mT, rows)
+        self._curvature = _reduced(curvature)
 
-    def update(self, prior_precision: float, noise: float = 1.0) -> None:
-        precision = self._curvature / noise**2
-        precision.diagonal().add_(prior_precision)
-        self._factor = torch.linalg.cholesky(precision)
+    def draws(self, count: int, generator: Generator) -> Draws:
+        """zR with RᵀR = Σ and z ~ N(0, I)."""
+        weights = next(iter(trainable(self.network).values()))
+        normal = _normal(weights, count, num_parameters(self.network), generator).double()
 
-    def sample(self, count: int, generator: Generator) -> Tensor:
-        """L⁻ᵀz with LLᵀ = Σ⁻¹ and z ~ N(0, I)."""
-        draws = _normal(self._factor, len(self._factor), count, generator)
-        return torch.linalg.solve_triangular(self._factor.mT, draws, upper=True).mT.contiguous()
+        def draws(prior_precision: float, sigma: float) -> Tensor:
+            found = sigma * self._curvature.root_solve(normal, prior_precision * sigma**2)
+            return found.to(weights.dtype)
 
-    def at(self, inputs: Tensor) -> Prepared:
-        return _ParameterSpacePrepared(self, inputs)
+        return draws
 
-
-class _ParameterSpacePrepared(Prepared):
-    def __init__(self, owner: ParameterSpaceCovariance, inputs: Tensor) -> None:
-        self._owner = owner
-        self._chunks = inputs.split(rows_per_chunk(owner.network, inputs))
-
-    def covariance(self) -> Tensor:
-        parts = []
-        for chunk in self._chunks:
-            jacobian = linearise(self._owner.network, chunk)
-            dense = jacobian.dense()
-            solved = torch.linalg.solve_triangular(self._owner._factor, dense.mT, upper=False)
-            solved = solved.mT.reshape(*jacobian.outputs.shape, -1)
-            parts.append(solved @ solved.mT)
-        return torch.cat(parts)
+    def _forms(
+        self, jacobian: Jacobian, priors: Sequence[float], noise: float, *, diagonal: bool
+    ) -> Tensor:
+        # Σ = σ²(J̃ᵀJ̃ + λσ²I)⁻¹ with J̃ for σ = 1
+        rows = jacobian.dense().double().view(*jacobian.outputs.shape, -1)
+        shifts = rows.new_tensor(priors) * noise**2
+        forms = self._curvature.quadratic_forms(rows, shifts, diagonal=diagonal)
+        return (noise**2 * forms).to(jacobian.outputs.dtype)
 
 
-class DiagonalCovariance(FunctionalCovariance):
+class DiagonalisedCovariance(FunctionalCovariance):
+    """Σ = Q diag(1/(s/σ² + λ)) Qᵀ with an orthogonal Q that is cheap to apply.
+
+    Subclasses set ``eigenvalues``: s for σ = 1, (p,).
+    """
+
+    eigenvalues: Tensor
+
+    @abstractmethod
+    def rotated(self, rows: Tensor) -> Tensor:
+        """X Q for rows X (R, p)."""
+
+    @abstractmethod
+    def rotated_back(self, rows: Tensor) -> Tensor:
+        """X Qᵀ for rows X (R, p)."""
+
+    def _variances(self, priors: Sequence[float], noise: float) -> Tensor:
+        """1/(s/σ² + λ) for each λ, (G, p)."""
+        return 1 / (self.eigenvalues / noise**2 + self.eigenvalues.new_tensor(priors).unsqueeze(1))
+
+    def draws(self, count: int, generator: Generator) -> Draws:
+        """Q diag(1/(s/σ² + λ))^½ Qᵀz with z ~ N(0, I)."""
+        rotated = self.rotated(_normal(self.eigenvalues, count, len(self.eigenvalues), generator))
+        return lambda prior, noise: self.rotated_back(
+            rotated * self._variances([prior], noise).sqrt()
+        )
+
+    def _forms(
+        self, jacobian: Jacobian, priors: Sequence[float], noise: float, *, diagonal: bool
+    ) -> Tensor:
+        variances = self._variances(priors, noise)
+        n, classes = jacobian.outputs.shape
+        if diagonal:
+            parts = [variances @ self.rotated(rows).square().mT for rows in _rows(jacobian)]
+            return torch.cat(parts, 1).view(len(priors), n, classes)
+        if n > 1 or _outputs_per_chunk(jacobian) == classes:
+            rows = self.rotated(jacobian.dense()).view(n, classes, -1)
+            return torch.stack([(rows * variance) @ rows.mT for variance in variances])
+        # one input with a Jacobian too large to hold: columns of J Σ Jᵀ, a few at a time
+        columns = [
+            jacobian.matvec(self.rotated_back(self.rotated(rows) * variance)).squeeze(1)
+            for variance in variances
+            for rows in _rows(jacobian)
+        ]
+        return torch.cat(columns).view(len(priors), n, classes, classes)
+
+
+class DiagonalCovariance(DiagonalisedCovariance):
     """The diagonal of the precision matrix alone: vectors of size p."""
 
     def __init__(self, network: nn.Module, split: Split, task: Task) -> None:
         super().__init__(network, split, task)
-        self._curvature = 0
+        self.eigenvalues = 0
         for inputs in split.inputs.split(rows_per_chunk(network, split.inputs)):
             for rows in _weighted_rows(linearise(network, inputs), task):
-                self._curvature = self._curvature + rows.square().sum(0)
+                self.eigenvalues = self.eigenvalues + rows.square().sum(0)
+        require_finite(self.eigenvalues)
 
-    def update(self, prior_precision: float, noise: float = 1.0) -> None:
-        self._variance = 1 / (self._curvature / noise**2 + prior_precision)
+    def rotated(self, rows: Tensor) -> Tensor:
+        return rows
 
-    def sample(self, count: int, generator: Generator) -> Tensor:
-        draws = _normal(self._variance, count, len(self._variance), generator)
-        return draws.mul_(self._variance.sqrt())
-
-    def at(self, inputs: Tensor) -> Prepared:
-        return _DiagonalPrepared(self, inputs)
+    def rotated_back(self, rows: Tensor) -> Tensor:
+        return rows
 
 
-class _DiagonalPrepared(Prepared):
-    def __init__(self, owner: DiagonalCovariance, inputs: Tensor) -> None:
-        self._owner = owner
-        self._chunks = inputs.split(rows_per_chunk(owner.network, inputs))
+def require_finite(curvature: Tensor) -> None:
+    """Raise DivergenceError unless all entries are finite."""
+    if not curvature.isfinite().all():
+        raise DivergenceError(
+            "the network's outputs or Jacobian at the training inputs are not finite, and so its "
+            "curvature is not; train it at a lower learning rate"
+        )
 
-    def covariance(self) -> Tensor:
-        return torch.cat([self._chunk(linearise(self._owner.network, c)) for c in self._chunks])
 
-    def _chunk(self, jacobian: Jacobian) -> Tensor:
-        variance = self._owner._variance
-        n, classes = jacobian.outputs.shape
-        outputs = _outputs_per_chunk(jacobian)
-        if n > 1 or outputs == classes:
-            dense = jacobian.dense().view(n, classes, -1)
-            return (dense * variance) @ dense.mT
-        # one input with a Jacobian too large to hold: columns of J diag(v) Jᵀ, a few at a time
-        identity = torch.eye(classes, dtype=jacobian.outputs.dtype, device=variance.device)
-        columns = [
-            jacobian.matvec(jacobian.rmatvec(rows.unsqueeze(1)) * variance).squeeze(1)
-            for rows in identity.split(outputs)
-        ]
-        return torch.cat(columns).unsqueeze(0)
+def _reduced(curvature: Tensor) -> BlockTridiagonal:
+    require_finite(curvature)
+    return BlockTridiagonal(curvature)
 
 
 def _normal(like: Tensor, rows: int, columns: int, generator: Generator) -> Tensor:
@@ -263,13 +327,21 @@ def _outputs_per_chunk(jacobian: Jacobian) -> int:
     return max(min(CHUNK_BYTES // row, jacobian.outputs.shape[1]), 1)
 
 
-def _weighted_rows(jacobian: Jacobian, task: Task) -> Iterator[Tensor]:
-    """Yield the rows of J̃ at the operator's inputs (R, p); a few at a time for one input."""
-    root = hessian_root(task, jacobian.outputs)
+def _rows(jacobian: Jacobian, root: Tensor | None = None) -> Iterator[Tensor]:
+    """Yield the rows of J (R, p), or of LᵀJ for L (n, C, C); a few at a time for one input."""
     n, classes = jacobian.outputs.shape
     outputs = _outputs_per_chunk(jacobian)
     if n > 1 or outputs == classes:
-        yield (root.mT @ jacobian.dense().view(n, classes, -1)).flatten(0, 1)
+        dense = jacobian.dense()
+        yield dense if root is None else (root.mT @ dense.view(n, classes, -1)).flatten(0, 1)
         return
-    for rows in root[0].mT.split(outputs):
-        yield jacobian.rmatvec(rows.unsqueeze(1))
+    if root is None:
+        root = torch.eye(classes, dtype=jacobian.outputs.dtype, device=jacobian.outputs.device)
+        root = root.unsqueeze(0)
+    for weights in root[0].mT.split(outputs):
+        yield jacobian.rmatvec(weights.unsqueeze(1))
+
+
+def _weighted_rows(jacobian: Jacobian, task: Task) -> Iterator[Tensor]:
+    """Yield the rows of J̃ for σ = 1, likewise."""
+    return _rows(jacobian, hessian_root(task, jacobian.outputs))

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import reduce
 
 import torch
-from torch import Generator, Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor, nn
 
 from uqbench.data import Split
 from uqbench.errors import UnsupportedError
-from uqbench.laplace_covariance import FunctionalCovariance, Prepared, rows_per_chunk
+from uqbench.laplace_covariance import DiagonalisedCovariance, require_finite
 from uqbench.method import Task
 from uqbench.networks import as_matrix, trainable
+from uqbench.streamed import rows_per_batch
 
 with warnings.catch_warnings():
     # laplace-torch imports back-ends that we do not use and that warn of their own age
     warnings.simplefilter("ignore")
     from laplace import KronLaplace
 
-BATCH = 1000
 
-
-class KroneckerCovariance(FunctionalCovariance):
+class KroneckerCovariance(DiagonalisedCovariance):
     """J(x)ΣJ(x)ᵀ with Kronecker-factored curvature of each layer (Martens & Grosse 2015).
 
-    Of laplace-torch's regression predictive only the functional variance is used: it leaves out
-    the noise σ², which the method adds. Parameters that need no gradient are left out of Σ.
+    The factors and their eigenvectors are laplace-torch's: a weight's block of Q is Q₁ ⊗ Q₂.
+    Parameters that need no gradient are left out of Σ.
 
     Raises UnsupportedError for trainable parameters outside of Linear and Conv2d layers, for tied
     ones, and for layers that a forward pass does not use exactly once.
@@ -36,25 +37,52 @@ class KroneckerCovariance(FunctionalCovariance):
 
     def __init__(self, network: nn.Module, split: Split, task: Task) -> None:
         super().__init__(network, split, task)
-        targets = split.targets.view(-1, 1) if task is Task.REGRESSION else split.targets
         trainable(network)  # refuses a network with nothing to be uncertain about
         _require_factors(network, split.inputs[:1])
         self.laplace = KronLaplace(_MatrixOutputs(copy.deepcopy(network)), task.value)
-        # without a generator of its own a DataLoader draws from the global one
-        loader = DataLoader(
-            TensorDataset(split.inputs, targets), batch_size=BATCH, generator=torch.Generator()
+        self.laplace.fit(_Loader(split, task))
+        blocks = [reduce(torch.outer, values).flatten() for values in self.laplace.H.eigenvalues]
+        self.eigenvalues = torch.cat(blocks)
+        require_finite(self.eigenvalues)
+
+    def rotated(self, rows: Tensor) -> Tensor:
+        return self._multiplied(rows, [[q.mT for q in qs] for qs in self.laplace.H.eigenvectors])
+
+    def rotated_back(self, rows: Tensor) -> Tensor:
+        return self._multiplied(rows, self.laplace.H.eigenvectors)
+
+    def _multiplied(self, rows: Tensor, factors: Sequence[Sequence[Tensor]]) -> Tensor:
+        """X (⊕ F₁ ⊗ F₂)ᵀ for rows X (R, p) and each block's factors."""
+        parts, start = [], 0
+        for first, *others in factors:
+            shape = [len(first), *(len(other) for other in others)]
+            part = rows[:, start : start + math.prod(shape)]
+            start += part.shape[1]
+            if others:
+                part = (first @ part.view(-1, *shape) @ others[0].mT).flatten(1)
+            else:
+                part = part @ first.mT
+            parts.append(part)
+        return torch.cat(parts, 1)
+
+
+class _Loader:
+    """The training split in consecutive batches, with what laplace-torch asks of a DataLoader."""
+
+    def __init__(self, split: Split, task: Task) -> None:
+        self.dataset = split
+        self._rows = rows_per_batch(split.inputs)
+        self._targets = split.targets
+        if task is Task.REGRESSION:
+            self._targets = split.targets.view(-1, 1)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(
+            self.dataset.inputs.split(self._rows), self._targets.split(self._rows), strict=True
         )
-        self.laplace.fit(loader)
 
-    def update(self, prior_precision: float, noise: float = 1.0) -> None:
-        self.laplace.prior_precision = prior_precision
-        self.laplace.sigma_noise = noise
-
-    def sample(self, count: int, generator: Generator) -> Tensor:
-        return self.laplace.sample(count, generator) - self.laplace.mean
-
-    def at(self, inputs: Tensor) -> Prepared:
-        return _KroneckerPrepared(self, inputs)
+    def __len__(self) -> int:
+        return len(self._targets.split(self._rows))
 
 
 class _MatrixOutputs(nn.Module):
@@ -97,13 +125,3 @@ def _require_factors(network: nn.Module, inputs: Tensor) -> None:
         if not seen.isdisjoint(own):
             raise UnsupportedError(f"structure 'kron': {kind} has tied parameters; {instead}")
         seen.update(own)
-
-
-class _KroneckerPrepared(Prepared):
-    def __init__(self, owner: KroneckerCovariance, inputs: Tensor) -> None:
-        self._laplace = owner.laplace
-        self._chunks = inputs.split(rows_per_chunk(owner.network, inputs))
-
-    def covariance(self) -> Tensor:
-        chunks = (self._laplace._glm_predictive_distribution(chunk)[1] for chunk in self._chunks)
-        return torch.cat(list(chunks))

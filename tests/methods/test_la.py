@@ -65,8 +65,7 @@ def require_covariance(samples, expected):
 def test_full_draws_have_the_covariance_of_the_naive_inverse(setting, truths, kind):
     data, network, noise = setting
     covariance = kind(network, data.train, data.task)
-    covariance.update(0.5, noise)
-    samples = covariance.sample(SAMPLES, generator())
+    samples = covariance.draws(SAMPLES, generator())(0.5, noise)
     expected = naive_precision(truths, network, data, 0.5, noise).inverse()
     require_covariance(samples, expected)
 
@@ -77,16 +76,14 @@ def test_function_space_draws_do_not_depend_on_whether_the_jacobian_is_formed(se
     for chunk_bytes in (2**28, 1):
         monkeypatch.setattr(laplace_covariance, "CHUNK_BYTES", chunk_bytes)
         covariance = FunctionSpaceCovariance(network, data.train, data.task)
-        covariance.update(0.5, noise)
-        draws.append(covariance.sample(7, generator()))
+        draws.append(covariance.draws(7, generator())(0.5, noise))
     torch.testing.assert_close(*draws, rtol=1e-8, atol=1e-10)
 
 
 def test_diagonal_draws_have_the_inverse_of_the_diagonal(setting, truths):
     data, network, noise = setting
     covariance = DiagonalCovariance(network, data.train, data.task)
-    covariance.update(0.5, noise)
-    samples = covariance.sample(SAMPLES, generator())
+    samples = covariance.draws(SAMPLES, generator())(0.5, noise)
     precision = naive_precision(truths, network, data, 0.5, noise)
     require_covariance(samples, torch.diag(1 / precision.diagonal()))
 
@@ -94,18 +91,16 @@ def test_diagonal_draws_have_the_inverse_of_the_diagonal(setting, truths):
 def test_kronecker_draws_have_the_covariance_of_the_kronecker_factors(setting):
     data, network, noise = setting
     covariance = KroneckerCovariance(network, data.train, data.task)
-    covariance.update(0.5, noise)
-    samples = covariance.sample(SAMPLES, generator())
-    require_covariance(samples, naive_kronecker_inverse(covariance, 0.5))
+    samples = covariance.draws(SAMPLES, generator())(0.5, noise)
+    require_covariance(samples, naive_kronecker_inverse(covariance, 0.5, noise))
 
 
-def naive_kronecker_inverse(covariance, prior):
+def naive_kronecker_inverse(covariance, prior, noise):
     """The inverse of the dense block-diagonal precision, from the undecomposed factors."""
-    laplace = covariance.laplace
     blocks = []
-    for factors in laplace.H_facs.kfacs:
+    for factors in covariance.laplace.H_facs.kfacs:
         block = factors[0] if len(factors) == 1 else torch.kron(*factors)
-        block = block * laplace._H_factor
+        block = block / noise**2
         blocks.append(block + prior * torch.eye(len(block), dtype=block.dtype))
     return torch.block_diag(*blocks).inverse()
 
@@ -311,10 +306,8 @@ def test_kronecker_factors_cover_a_network_that_returns_one_number_for_each_inpu
     found, expected = (
         KroneckerCovariance(each.eval(), data.train, data.task) for each in (Flat(), network)
     )
-    for covariance in (found, expected):
-        covariance.update(0.5, 0.3)
     at = data.validation.inputs
-    torch.testing.assert_close(found.at(at).covariance(), expected.at(at).covariance())
+    torch.testing.assert_close(found.at(at, 0.5, 0.3), expected.at(at, 0.5, 0.3))
 
 
 def test_a_grid_without_a_finite_score_is_an_error_that_names_the_setting(truths):

@@ -27,8 +27,7 @@ from uqbench.tuning import best_on_grid, log_grid
 
 def covariance_of(kind, network, data, prior, noise=1.0, at=None):
     covariance = kind(network, data.train, data.task)
-    covariance.update(prior, noise)
-    return covariance.at(data.validation.inputs if at is None else at).covariance()
+    return covariance.at(data.validation.inputs if at is None else at, prior, noise)
 
 
 def naive_covariance(truths, network, data, prior, noise=1.0, *, diagonal=False):
@@ -280,8 +279,7 @@ def test_diagonal_laplace_with_a_million_parameters_and_a_thousand_outputs_is_bo
     reset_peak_host_bytes()
     before = peak_host_bytes()
     covariance = DiagonalCovariance(network, split, Task.CLASSIFICATION)
-    covariance.update(1.0)
-    blocks = covariance.at(split.inputs).covariance()
+    blocks = covariance.at(split.inputs, 1.0)
     assert blocks.shape == (2, 1000, 1000)
     assert peak_host_bytes() - before < 2e9
 
