@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from uqbench.context import Context
@@ -12,6 +13,7 @@ from uqbench.data import TrainingData
 from uqbench.errors import TuningError
 from uqbench.method import Posterior, Task
 from uqbench.prediction import RegressionPrediction
+from uqbench.streamed import in_batches
 from uqbench.tuning import best_on_grid, log_grid
 
 NOISE_GRID = log_grid(1e-3, 1e1, 41)
@@ -65,10 +67,12 @@ def validation_nll(posterior: Posterior, data: TrainingData) -> float:
     """The NLL of what ``posterior`` predicts on the validation split, for tuning."""
     from uqbench.metrics import classification, regression
 
-    prediction = posterior.predict(data.validation.inputs)
     targets = data.validation.targets.cpu().numpy()
     if data.task is Task.CLASSIFICATION:
-        return classification.nll(prediction.probabilities.cpu().numpy(), targets)
+        batches = in_batches(data.validation.inputs)
+        probabilities = torch.cat([posterior.predict(batch).probabilities for batch in batches])
+        return classification.nll(probabilities.cpu().numpy(), targets)
+    prediction = posterior.predict(data.validation.inputs)
     mean, variance = prediction.mean.cpu().numpy(), prediction.variance.cpu().numpy()
     return regression.nll(targets, mean, variance)
 

@@ -1,4 +1,4 @@
-"""The MAP network of a (problem, seed): trained once and cached on disk, or given; shared read-only."""
+"""The MAP network of a (problem, seed): trained and cached on disk, or given; shared read-only."""
 
 from __future__ import annotations
 

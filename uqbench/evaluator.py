@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from uqbench import memory
-from uqbench.checkpoints import cached_network
+from uqbench.checkpoints import cached_network, given_network
 from uqbench.context import Context, ignore_progress
 from uqbench.data import Split, TrainingData
+from uqbench.datasets.arrays import Arrays
+from uqbench.datasets.image_inputs import ImageInputs
+from uqbench.datasets.root import data_root as data_folder
 from uqbench.errors import ContractError, DataError, UnsupportedError
 from uqbench.method import Method, Posterior, Task
 from uqbench.networks import build_network, initialise
@@ -40,6 +43,7 @@ from uqbench.saved_predictions import (
     SavedPredictions,
 )
 from uqbench.seeds import derive_seed
+from uqbench.streamed import Inputs, StreamedInputs
 from uqbench.timing import Stopwatch, median_seconds
 from uqbench.training import mean_loss, train
 
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
     from uqbench.cells import Cell
 
 PREDICT_REPEATS = 3
+TIMED_BYTES = 2**28
+"""Size of the streamed inputs whose prediction is timed."""
 CURVE_POINTS = 301
 
 
@@ -59,8 +65,15 @@ class EvaluationData:
 
     fit: TrainingData
     test: Split
-    ood: Mapping[str, Tensor]
+    ood: Mapping[str, Inputs]
     target_std: float = 1.0
+
+    @property
+    def parts(self) -> Mapping[str, Inputs]:
+        """The inputs of the three splits and of the OoD sets, as records call them."""
+        splits = {"train": self.fit.train, "validation": self.fit.validation, "test": self.test}
+        ood = {f"ood:{name}": inputs for name, inputs in self.ood.items()}
+        return {name: split.inputs for name, split in splits.items()} | ood
 
 
 def evaluate_cell(
@@ -80,7 +93,8 @@ def evaluate_cell(
     problem, device = cell.problem, torch.device(device)
     method = build_method(cell.method, cell.settings)
     require_task(cell.method, method, problem.task)
-    arrays = problem_data(problem, cell.seed, data_root)
+    half = memory.available_bytes(device) // 2 if device.type == "cuda" else None
+    arrays = problem_data(problem, cell.seed, data_root, half)
     if arrays.fingerprint != cell.fingerprint:
         raise DataError(
             f"{problem.name}: the data have changed since the run was planned; run it again"
@@ -94,8 +108,13 @@ def evaluate_cell(
 
     target_kind = dtype if problem.task is Task.REGRESSION else torch.int64
 
-    def split(part: Any) -> Split:
-        return Split(tensor(part.inputs), tensor(part.targets, target_kind))
+    def inputs(values: np.ndarray | ImageInputs) -> Inputs:
+        if isinstance(values, ImageInputs):
+            return StreamedInputs(values, dtype, device)
+        return tensor(values)
+
+    def split(part: Arrays) -> Split:
+        return Split(inputs(part.inputs), tensor(part.targets, target_kind))
 
     training = TrainingData(
         problem.task, split(arrays.train), split(arrays.validation), arrays.num_classes
@@ -103,13 +122,15 @@ def evaluate_cell(
     data = EvaluationData(
         training,
         split(arrays.test),
-        {name: tensor(inputs) for name, inputs in arrays.ood.items()},
+        {name: inputs(values) for name, values in arrays.ood.items()},
         arrays.target_std,
     )
     network = build_network(problem.network, arrays.train.inputs.shape[1:], training.num_outputs)
     network = network.to(device=device, dtype=dtype)
     map_seconds = 0.0
-    if method.post_hoc:
+    if method.post_hoc and problem.network.weights is not None:
+        network = given_network(network, problem.network.weights, data_folder(data_root))
+    elif method.post_hoc:
         map_seed = derive_seed(problem.name, cell.seed, "map")
         network, map_seconds = cached_network(
             network,
@@ -159,6 +180,9 @@ def evaluate_method(
     """Fit the method, predict and time the test split, and compute all metrics.
 
     keep: called with the predictions once all else has succeeded.
+    Predicting is timed on inputs that are held in memory: reading images is no part of a method.
+    Of a streamed test split these are the first batches (``TIMED_BYTES``, at least one batch), and
+    their time is scaled to the whole split. The time to fit includes waiting for streamed inputs.
     Raises ContractError if the method returns what it must not.
     """
     device = context.device
@@ -170,11 +194,11 @@ def evaluate_method(
         require_valid(prediction, len(batch), posterior.classes or data.fit.num_classes)
         return prediction
 
-    def predict(inputs: Tensor) -> Prediction:
+    def predict(inputs: Inputs) -> Prediction:
         return concatenate(map(checked, inputs.split(problem.predict_batch)), len(inputs))
 
     def predict_again() -> None:
-        for batch in data.test.inputs.split(problem.predict_batch):
+        for batch in timed.split(problem.predict_batch):
             posterior.predict(batch)
 
     with global_state_restored():
@@ -183,27 +207,25 @@ def evaluate_method(
             posterior = method.fit(problem, data.fit, network, context)
         require_posterior(posterior)
         test = predict(data.test.inputs)  # also warms the timed repeats up
+        timed = _timed(data.test.inputs, problem.predict_batch)
         predict_seconds, repeats = median_seconds(predict_again, device, PREDICT_REPEATS)
         ood = {name: predict(inputs) for name, inputs in data.ood.items()}
         curve = _curve(data, predict) if keep is not None else None
     metrics, ood_metrics = measure(data, test, ood)
+    sizes = {name: len(part) for name, part in data.parts.items()}
     outcome = Outcome(
         metrics=metrics,
         ood=ood_metrics,
         tuned={name: float(value) for name, value in posterior.tuned.items()},
         grid_size=context.grid_size,
-        sizes={
-            "train": len(data.fit.train),
-            "validation": len(data.fit.validation),
-            "test": len(data.test),
-            **{f"ood:{name}": len(inputs) for name, inputs in data.ood.items()},
-        },
+        sizes=sizes if len(timed) == len(data.test) else {**sizes, "timed": len(timed)},
+        streamed=tuple(n for n, part in data.parts.items() if isinstance(part, StreamedInputs)),
     )
     cost = Cost(
         map_seconds=map_seconds,
         fit_seconds=fitting.seconds - context.tune_seconds,
         tune_seconds=context.tune_seconds,
-        predict_seconds=predict_seconds,
+        predict_seconds=predict_seconds * len(data.test) / len(timed),
         repeats=repeats,
         peak_device_bytes=memory.peak_device_bytes(device),
         peak_host_bytes=memory.peak_host_bytes(),
@@ -214,6 +236,14 @@ def evaluate_method(
     if keep is not None:
         keep(_saved(data, test, ood, curve))
     return outcome, cost
+
+
+def _timed(inputs: Inputs, batch: int) -> Tensor:
+    """The inputs whose prediction is timed: all, or whole batches of streamed ones."""
+    if isinstance(inputs, Tensor):
+        return inputs
+    batches = TIMED_BYTES * len(inputs) // inputs.nbytes // batch
+    return inputs[: max(batches, 1) * batch]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from uqbench import architectures
 from uqbench.errors import UnsupportedError
 from uqbench.problems import NetworkSpec
+from uqbench.streamed import Inputs, in_batches
 
 
 @contextmanager
@@ -251,6 +252,12 @@ def as_matrix(outputs: Tensor) -> Tensor:
         shape = tuple(outputs.shape)
         raise UnsupportedError(f"the network must return (N,) or (N, C), it returned {shape}")
     return outputs
+
+
+@torch.no_grad()
+def outputs_at(network: nn.Module, inputs: Inputs) -> Tensor:
+    """The network's outputs (N, C) at ``inputs`` (N, ...), a batch at a time."""
+    return torch.cat([as_matrix(network(batch)) for batch in in_batches(inputs)])
 
 
 def trainable(network: nn.Module) -> dict[str, Tensor]:

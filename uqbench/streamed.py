@@ -14,6 +14,10 @@ from uqbench.datasets.image_inputs import ImageInputs
 from uqbench.errors import UnsupportedError
 
 
+BATCH_BYTES = 2**26
+"""Size of a batch where nothing else says how large it is: 111 images of 3 x 224 x 224."""
+
+
 class StreamedInputs:
     """Stands for the tensor (n, ...) of inputs that are read when they are asked for.
 
@@ -98,6 +102,16 @@ class Batches:
 
 
 Inputs = Tensor | StreamedInputs
+
+
+def rows_per_batch(inputs: Inputs, most: int = 1000) -> int:
+    """How many rows make a batch of at most ``most`` and of BATCH_BYTES; one at least."""
+    return max(min(BATCH_BYTES * len(inputs) // max(inputs.nbytes, 1), most), 1)
+
+
+def in_batches(inputs: Inputs) -> Iterable[Tensor]:
+    """Consecutive batches of :func:`rows_per_batch`."""
+    return inputs.split(rows_per_batch(inputs))
 
 
 def gathered(inputs: Inputs, batches: Iterable[slice | Tensor]) -> Iterator[Tensor]:
