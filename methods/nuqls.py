@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from uqbench.calibration import calibrate
 from uqbench.context import Context
 from uqbench.data import TrainingData
+from uqbench.descent import Descent
 from uqbench.linearised import (
     chunks_in_memory,
     largest_ntk_eigenvalue,
@@ -20,7 +21,6 @@ from uqbench.linearised import (
 )
 from uqbench.linearised_ensemble import LinearisedEnsemble
 from uqbench.linearised_training import (
-    Descent,
     cheapest_full_batch_solver,
     descend_in_batches,
     descend_in_function_space,
@@ -94,7 +94,7 @@ class NUQLS(Method):
         if solver == "auto" and self.batch_size:
             solver = "minibatch"
         elif solver == "auto":
-            solver = cheapest_full_batch_solver(jacobian, starts, self.epochs)
+            solver = cheapest_full_batch_solver(jacobian, task, starts, self.epochs)
         if solver == "exact":
             targets = target_matrix(task, split.targets, jacobian.outputs)
             displacements, jitter = solve_exactly(jacobian, targets, task, starts)

@@ -10,15 +10,16 @@ descent with momentum μ (heavy ball): b ← μ b + gradient, θ ← θ − lr b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from uqbench.chunked_jacobian import ChunkedJacobian
 from uqbench.context import ignore_progress
 from uqbench.data import Split
+from uqbench.descent import Descent, DivergenceGuard, Progress, descend_in_closed_form
 from uqbench.errors import DivergenceError
 from uqbench.linearised import Chunks, Jacobian, linearise
 from uqbench.memory import available_bytes
@@ -27,16 +28,8 @@ from uqbench.streamed import gathered
 from uqbench.threads import threads_for
 from uqbench.training import batch_bounds
 
-Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class Descent:
-    """Gradient descent with momentum: step size, passes over the data, momentum."""
-
-    lr: float
-    epochs: int
-    momentum: float = 0.9
+CLOSED_FORM_PRODUCTS = 8
+"""Products with K that the closed form of a descent takes on UCI tables: 4 to 10."""
 
 
 def target_matrix(task: Task, targets: Tensor, outputs: Tensor) -> Tensor:
@@ -59,27 +52,32 @@ def descend_in_function_space(
     descent: Descent,
     progress: Progress = ignore_progress,
 ) -> Tensor:
-    """Full-batch descent with K = JJᵀ in the loop and no p: f̃ = f̃₀ − Kα, Δ = z − Jᵀα.
+    """Full-batch descent with K = JJᵀ in memory and no p in the loop: f̃ = f̃₀ − Kα, Δ = z − Jᵀα.
 
-    The iterates are those of :func:`descend_with_jacobian`. An epoch costs 2(nC)²S operations;
-    K takes (nC)² entries.
+    The iterates are those of :func:`descend_with_jacobian`. K takes (nC)² entries, a product with
+    it 2(nC)²S operations: one an epoch, but few at all in regression, whose iterates have a closed
+    form.
     """
     gram = jacobian.gram()
-    start = (jacobian.outputs + jacobian.matvec(starts)).flatten(1)  # (S, n·C)
-    shape = (len(starts), *jacobian.outputs.shape)
-    weights = torch.zeros_like(start)
-    velocity = torch.zeros_like(start)
-    guard = _DivergenceGuard(descent)
     with threads_for(gram.numel()):
+        if task is Task.REGRESSION:
+            return _closed_form(jacobian, gram.matmul, targets, starts, descent, progress)
+        start = (jacobian.outputs + jacobian.matvec(starts)).flatten(1).mT  # (n·C, S)
+        shape = (len(starts), *jacobian.outputs.shape)
+        guard = DivergenceGuard(descent)
+
+        def slope(weights: Tensor) -> Tensor:
+            predictions = (start - gram @ weights).mT.view(shape)
+            return guard.checked(residual(task, predictions, targets)).flatten(1).mT
+
+        weights = torch.zeros_like(start, memory_format=torch.contiguous_format)
+        velocity = torch.zeros_like(weights)
         for epoch in range(descent.epochs):
-            predictions = start - weights @ gram if epoch else start
-            slope = residual(task, predictions.view(shape), targets)
-            guard.check(slope)
-            velocity.mul_(descent.momentum).add_(slope.flatten(1), alpha=1 / shape[1])
+            velocity.mul_(descent.momentum).add_(slope(weights), alpha=1 / shape[1])
             weights.add_(velocity, alpha=descent.lr)
             progress("descending", epoch + 1, descent.epochs)
-    guard.check(weights, final=True)
-    return starts - jacobian.rmatvec(weights.view(shape))
+        slope(weights)  # checks what the last step led to
+    return starts - jacobian.rmatvec(weights.mT.reshape(shape))
 
 
 def descend_with_jacobian(
@@ -90,22 +88,45 @@ def descend_with_jacobian(
     descent: Descent,
     progress: Progress = ignore_progress,
 ) -> Tensor:
-    """Full-batch descent with the dense Jacobian in memory: n·C·p entries, 4nCpS per epoch."""
+    """Full-batch descent with the dense Jacobian in memory: n·C·p entries, 4nCpS for a product."""
     dense = jacobian.dense()
-    shape = (len(starts), *jacobian.outputs.shape)
-    displacements = starts.clone()
-    velocity = torch.zeros_like(starts)
-    guard = _DivergenceGuard(descent)
     with threads_for(dense.numel()):
-        for epoch in range(descent.epochs):
+        if task is Task.REGRESSION:
+
+            def product(vectors: Tensor) -> Tensor:
+                return dense @ (dense.mT @ vectors)
+
+            return _closed_form(jacobian, product, targets, starts, descent, progress)
+        shape = (len(starts), *jacobian.outputs.shape)
+        guard = DivergenceGuard(descent)
+
+        def slope(displacements: Tensor) -> Tensor:
             predictions = jacobian.outputs + (displacements @ dense.mT).view(shape)
-            slope = residual(task, predictions, targets)
-            guard.check(slope)
-            velocity.mul_(descent.momentum).add_(slope.flatten(1) @ dense, alpha=1 / shape[1])
+            return guard.checked(residual(task, predictions, targets)).flatten(1)
+
+        displacements = starts.clone()
+        velocity = torch.zeros_like(starts)
+        for epoch in range(descent.epochs):
+            gradient = slope(displacements) @ dense
+            velocity.mul_(descent.momentum).add_(gradient, alpha=1 / shape[1])
             displacements.sub_(velocity, alpha=descent.lr)
             progress("descending", epoch + 1, descent.epochs)
-    guard.check(displacements, final=True)
+        slope(displacements)  # checks what the last step led to
     return displacements
+
+
+def _closed_form(
+    jacobian: Jacobian | ChunkedJacobian,
+    product: Callable[[Tensor], Tensor],
+    targets: Tensor,
+    starts: Tensor,
+    descent: Descent,
+    progress: Progress,
+) -> Tensor:
+    """Δ = z − Jᵀ q_t(K) (f̃₀ − y) in regression; ``product`` multiplies (n, k) by K."""
+    residuals = (jacobian.outputs + jacobian.matvec(starts) - targets).squeeze(-1)  # (S, n)
+    weights = descend_in_closed_form(product, residuals.mT, descent, progress)
+    return starts - jacobian.rmatvec(weights.mT.unsqueeze(-1))
 
 
 def descend_in_batches(
@@ -121,15 +142,21 @@ def descend_in_batches(
 ) -> Tensor:
     """(Stochastic) descent with Jacobian products of a batch at a time; all members share batches.
 
-    ``batch_size`` 0 is full-batch descent: the iterates of :func:`descend_with_jacobian`. Memory
-    is O(S·p) for the iterates plus the activations of one of the ``chunks`` (default: whole batches
-    of all members), which the iterates do not depend on but for rounding.
+    ``batch_size`` 0 is full-batch descent: the iterates of :func:`descend_with_jacobian`, which in
+    regression are found in closed form. Memory is O(S·p) for the iterates (and a dozen times S·n
+    numbers for the closed form) plus the activations of one of the ``chunks`` (default: whole
+    batches of all members), which the iterates do not depend on but for rounding.
     """
-    displacements = starts.clone()
-    velocity = torch.zeros_like(starts)
     bounds = batch_bounds(len(split), batch_size)
     chunks = chunks or Chunks(len(split), len(starts))
-    guard = _DivergenceGuard(descent)
+    if task is Task.REGRESSION and len(bounds) == 1:
+        everything = ChunkedJacobian(network, split.inputs, chunks)
+        targets = target_matrix(task, split.targets, everything.outputs)
+        product = everything.gram_product
+        return _closed_form(everything, product, targets, starts, descent, progress)
+    displacements = starts.clone()
+    velocity = torch.zeros_like(starts)
+    guard = DivergenceGuard(descent)
     order = torch.arange(len(split), device=split.inputs.device)
     # where one operator holds all rows, it is the same in every epoch
     whole = chunks.rows >= bounds[0][1] == len(split) and isinstance(split.inputs, Tensor)
@@ -147,27 +174,29 @@ def descend_in_batches(
                 targets = target_matrix(task, split.targets[rows], jacobian.outputs)
                 for members in chunks.members_of(len(starts)):
                     predictions = jacobian.outputs + jacobian.matvec(displacements[members])
-                    slope = residual(task, predictions, targets)
-                    guard.check(slope)
+                    slope = guard.checked(residual(task, predictions, targets))
                     gradient[members] += jacobian.rmatvec(slope)
             velocity.mul_(descent.momentum).add_(gradient, alpha=1 / (stop - start))
             displacements.sub_(velocity, alpha=descent.lr)
         progress("descending", epoch + 1, descent.epochs)
-    guard.check(displacements, final=True)
+    for members in chunks.members_of(len(starts)):  # what the last step led to
+        predictions = jacobian.outputs + jacobian.matvec(displacements[members])
+        guard.checked(residual(task, predictions, targets))
     return displacements
 
 
-def cheapest_full_batch_solver(jacobian: Jacobian, starts: Tensor, epochs: int) -> str:
+def cheapest_full_batch_solver(jacobian: Jacobian, task: Task, starts: Tensor, epochs: int) -> str:
     """``kernel``, ``jacobian`` or ``minibatch``: fewest operations within a quarter of the memory.
 
     They reach the same members to rounding, so the choice does not change a result.
     """
     rows, (members, parameters) = jacobian.rows, starts.shape
+    products = min(epochs, CLOSED_FORM_PRODUCTS) if task is Task.REGRESSION else epochs
     operations = {
-        "kernel": jacobian.gram_operations + 2 * epochs * rows**2 * members,
-        "jacobian": rows * parameters * (1 + 4 * epochs * members),
-        # activations are pushed through again each epoch, layer by layer
-        "minibatch": 6 * epochs * rows * parameters * members,
+        "kernel": jacobian.gram_operations + 2 * products * rows**2 * members,
+        "jacobian": rows * parameters * (1 + 4 * products * members),
+        # activations are pushed through again for each product, layer by layer
+        "minibatch": 6 * products * rows * parameters * members,
     }
     entries = {"kernel": 2 * rows**2, "jacobian": 2 * rows * parameters, "minibatch": 0}
     budget = available_bytes(starts.device) / 4 / starts.element_size()
@@ -211,22 +240,3 @@ def cholesky_with_jitter(gram: Tensor) -> tuple[Tensor, float]:
         if jitter > 1e-2 or not torch.isfinite(scale):
             raise DivergenceError("the NTK Gram matrix is not positive semi-definite (NaN in it?)")
         jitter = 10 * jitter if jitter else torch.finfo(gram.dtype).eps
-
-
-class _DivergenceGuard:
-    """Stops a descent whose residual grows a thousandfold or is not finite."""
-
-    def __init__(self, descent: Descent) -> None:
-        self._descent = descent
-        self._limit: float | None = None
-
-    def check(self, values: Tensor, *, final: bool = False) -> None:
-        size = values.norm().item()
-        if self._limit is None:
-            self._limit = 1e3 * size + 1e-6
-        if not (size <= self._limit or (final and size < float("inf"))):
-            raise DivergenceError(
-                f"gradient descent of the linearised networks diverges at lr {self._descent.lr:g} "
-                f"(momentum {self._descent.momentum:g}); set a smaller lr, or leave it out to have "
-                "it chosen from the largest NTK eigenvalue"
-            )

@@ -1,14 +1,15 @@
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
 from uqbench import linearised
+from uqbench.descent import Descent
 from uqbench.errors import DivergenceError, UsageError
 from uqbench.linearised import Chunks, linearise, num_parameters
 from uqbench.linearised_ensemble import LinearisedEnsemble
 from uqbench.linearised_training import (
-    Descent,
     cheapest_full_batch_solver,
     cholesky_with_jitter,
     descend_in_batches,
@@ -200,13 +201,34 @@ def test_a_step_size_is_chosen_that_does_not_diverge(setting, truths):
     assert posterior.tuned["lr"] == pytest.approx(1 / largest, rel=0.02)
 
 
-@pytest.mark.parametrize("solver", ["kernel", "jacobian", "minibatch"])
-def test_a_step_size_beyond_the_stable_one_is_an_error_that_names_it(truths, solver):
+EVERY_DESCENT = [("kernel", 0), ("jacobian", 0), ("minibatch", 0), ("minibatch", 8)]
+
+
+@pytest.mark.parametrize(("share", "epochs"), [(1e9, 1), (100, 100), (1.05, 1000)])
+@pytest.mark.parametrize(("solver", "batch_size"), EVERY_DESCENT)
+def test_a_step_size_beyond_the_stable_one_is_an_error_that_names_it(
+    truths, solver, batch_size, share, epochs
+):
     data, network = truths.regression_data(), truths.mlp(3, 1)
-    with pytest.raises(DivergenceError, match="lr 50"):
-        NUQLS(lr=50, epochs=100, solver=solver).fit(
-            truths.problem(), data, network, truths.context()
-        )
+    gram = linearise(network, data.train.inputs).gram()
+    lr = share * 2 * 1.9 / (torch.linalg.eigvalsh(gram)[-1].item() / len(gram))
+    method = NUQLS(lr=lr, epochs=epochs, solver=solver, batch_size=batch_size)
+    with pytest.raises(DivergenceError, match=re.escape(f"lr {lr:g} ")):
+        method.fit(truths.problem(), data, network, truths.context())
+
+
+@pytest.mark.parametrize(("solver", "batch_size"), EVERY_DESCENT)
+def test_the_cross_entropy_cannot_diverge_but_overflow_is_an_error(truths, solver, batch_size):
+    data, network = truths.classification_data(), truths.mlp(3, 3)
+
+    def fitted(lr, epochs=30):
+        method = NUQLS(lr=lr, epochs=epochs, solver=solver, batch_size=batch_size)
+        return method.fit(truths.problem(data.task), data, network, truths.context())
+
+    assert fitted(1e6).predict(data.validation.inputs).probabilities.isfinite().all()
+    for epochs in (1, 30):
+        with pytest.raises(DivergenceError, match=re.escape("lr 1e+308 ")):
+            fitted(1e308, epochs)
 
 
 def test_a_singular_gram_matrix_gets_the_smallest_jitter_that_works():
@@ -223,9 +245,9 @@ def test_auto_weighs_rows_against_parameters(truths):
     few_rows = linearise(truths.mlp(3, 1, (100,)), truths.rows(5, 3, 0))
     many_rows = linearise(truths.mlp(3, 1, (4,)), truths.rows(500, 3, 0))
     starts = torch.zeros(10, 501, dtype=torch.float64)
-    assert cheapest_full_batch_solver(few_rows, starts, 50) == "kernel"
+    assert cheapest_full_batch_solver(few_rows, Task.CLASSIFICATION, starts, 50) == "kernel"
     starts = torch.zeros(10, 21, dtype=torch.float64)
-    assert cheapest_full_batch_solver(many_rows, starts, 50) == "jacobian"
+    assert cheapest_full_batch_solver(many_rows, Task.CLASSIFICATION, starts, 50) == "jacobian"
 
 
 @pytest.mark.parametrize(
