@@ -13,7 +13,6 @@ from torch import Tensor
 from uqbench.datasets.image_inputs import ImageInputs
 from uqbench.errors import UnsupportedError
 
-
 BATCH_BYTES = 2**26
 """Size of a batch where nothing else says how large it is: 111 images of 3 x 224 x 224."""
 

@@ -319,8 +319,7 @@ def _ordered(
     than a gather per step. Streamed batches are read one ahead.
     """
     each = torch.arange(len(orders), device=orders.device).unsqueeze(1)
-    small = split.inputs.nbytes * len(orders) <= GATHERED_BYTES
-    if small:
+    if isinstance(split.inputs, Tensor) and split.inputs.nbytes * len(orders) <= GATHERED_BYTES:
         inputs, targets = split.inputs[orders], split.targets[orders]
         added = None if offsets is None else offsets[each, orders]
         for start, stop in bounds:
