@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from uqbench.context import Context
 from uqbench.data import TrainingData
-from uqbench.linearised_ensemble import LinearisedEnsemble
 from uqbench.method import Posterior, Task
 from uqbench.methods.nuqls import NUQLS
 from uqbench.networks import initialise
@@ -32,8 +31,11 @@ class EnsembledNUQLS(NUQLS):
     mean(μ_k) and mean(σ²_k + μ_k²) − mean(μ_k)². Classification: the moments of all members'
     softmax.
 
-    networks: how many; members: S of each of them. The other settings are those of ``nuqls``.
+    networks: how many; members: S of each of them (``inf``: their limits are mixed). The other
+    settings are those of ``nuqls``.
     """
+
+    deterministic: ClassVar[frozenset[Task]] = frozenset()
 
     networks: Annotated[int, Field(ge=2)] = 5
 
@@ -47,14 +49,16 @@ class EnsembledNUQLS(NUQLS):
             starts, data.train, problem.training, loss, seeds[1], context.progress
         )
         fit = super().fit
-        return NUQLSMixture([fit(problem, data, each, context) for each in [network, *trained]])
+        components = [fit(problem, data, each, context) for each in [network, *trained]]
+        return NUQLSMixture(components, data.task)
 
 
 class NUQLSMixture(Posterior):
-    """The mixture, with equal weights, of linearised ensembles around different networks."""
+    """The mixture, with equal weights, of NUQLS posteriors around different networks."""
 
-    def __init__(self, components: Sequence[LinearisedEnsemble]) -> None:
+    def __init__(self, components: Sequence[Posterior], task: Task) -> None:
         self.components = components
+        self.task = task
         self.forward_passes = sum(component.forward_passes for component in components)
         self.tuned = {
             f"{name}_{k}": value
@@ -63,7 +67,7 @@ class NUQLSMixture(Posterior):
         }
 
     def predict(self, inputs: Tensor) -> Prediction:
-        if self.components[0].task is Task.CLASSIFICATION:
+        if self.task is Task.CLASSIFICATION:
             moments = ClassificationMoments()
             for component in self.components:
                 moments.update(component.members(inputs))

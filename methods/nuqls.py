@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from uqbench.calibration import calibrate
 from uqbench.context import Context
 from uqbench.data import TrainingData
 from uqbench.descent import Descent
+from uqbench.errors import UnsupportedError
+from uqbench.infinite_ensemble import InfiniteEnsemble, require_room
 from uqbench.linearised import (
     chunks_in_memory,
     largest_ntk_eigenvalue,
@@ -29,8 +32,17 @@ from uqbench.linearised_training import (
     target_matrix,
 )
 from uqbench.method import Method, Posterior, Task
+from uqbench.methods.ntk_gp import NTKGPPosterior
 from uqbench.networks import dtype_of
 from uqbench.problems import Problem
+
+
+def _member_count(value: float) -> float:
+    if value == math.inf:
+        return value
+    if value != value // 1 or value < 2:
+        raise ValueError("must be a whole number, 2 or more, or inf")
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,9 @@ class NUQLS(Method):
     where ``scale`` minimises the validation ECE exactly (γ̂ of the paper's Appendix F.1, as a
     multiple of ``gamma``); in classification the moments of the members' softmax.
 
-    members: S.
+    members: S; ``inf`` (regression, full-batch) is the limit of infinitely many members, which has
+    a closed form for any number of epochs: no sampling error, at the cost of an eigendecomposition
+    of the n × n NTK Gram matrix. With the solver ``exact`` that is ``ntk_gp``.
     gamma: γ, the standard deviation of the starts around θ̂.
     lr: step size; none given: 1/λ_max of the NTK Gram matrix over n (half of it for batches).
     epochs, momentum: of the descent.
@@ -56,7 +70,9 @@ class NUQLS(Method):
     on as many rows and members at a time as fit in memory, which are in the record.
     """
 
-    members: Annotated[int, Field(ge=2)] = 10
+    unbounded: ClassVar[frozenset[str]] = frozenset({"members"})
+
+    members: Annotated[int | float, AfterValidator(_member_count)] = 10
     gamma: PositiveFloat = 0.01
     lr: PositiveFloat | None = None
     epochs: PositiveInt = 10
@@ -68,10 +84,28 @@ class NUQLS(Method):
     def __post_init__(self) -> None:
         if self.batch_size and self.solver in {"kernel", "jacobian", "exact"}:
             raise ValueError(f"solver '{self.solver}' is full-batch; batch_size must be 0")
+        if self.members == math.inf and (self.batch_size or self.solver == "minibatch"):
+            raise ValueError(
+                "members = inf is the limit of full-batch descent: leave out batch_size and the "
+                "solver 'minibatch', or set a finite number of members"
+            )
+
+    @property
+    def deterministic(self) -> frozenset[Task]:
+        return frozenset({Task.REGRESSION}) if self.members == math.inf else frozenset()
 
     def fit(
         self, problem: Problem, data: TrainingData, network: nn.Module, context: Context
     ) -> Posterior:
+        fit = self._limit if self.members == math.inf else self._ensemble
+        posterior = fit(data, network, context)
+        if self.calibrate and data.task is Task.REGRESSION:
+            calibrate(posterior, data, context)
+        return posterior
+
+    def _ensemble(
+        self, data: TrainingData, network: nn.Module, context: Context
+    ) -> LinearisedEnsemble:
         starts = self.gamma * torch.randn(
             self.members,
             num_parameters(network),
@@ -80,10 +114,22 @@ class NUQLS(Method):
             dtype=dtype_of(network),
         )
         displacements, found = self.solve(data, network, starts, context)
-        ensemble = LinearisedEnsemble(network, displacements, data.task, tuned=found)
-        if self.calibrate and data.task is Task.REGRESSION:
-            calibrate(ensemble, data, context)
-        return ensemble
+        return LinearisedEnsemble(network, displacements, data.task, tuned=found)
+
+    def _limit(
+        self, data: TrainingData, network: nn.Module, context: Context
+    ) -> InfiniteEnsemble | NTKGPPosterior:
+        if data.task is Task.CLASSIFICATION:
+            raise UnsupportedError(
+                "members = inf covers regression: descent on the cross-entropy has no closed form; "
+                "set a finite number of members"
+            )
+        if self.solver == "exact":
+            require_room(len(data.train), context.device)
+            return NTKGPPosterior(network, data.train, self.gamma)
+        lr = self.lr or self._stable_step(network, data.train.inputs)
+        descent = Descent(lr, self.epochs, self.momentum)
+        return InfiniteEnsemble(network, data.train, self.gamma, descent)
 
     def solve(
         self, data: TrainingData, network: nn.Module, starts: Tensor, context: Context

@@ -45,6 +45,8 @@ class Method(ABC):
     """Whether ``fit`` starts from the shared MAP network (else: from an untrained one)."""
     deterministic: ClassVar[frozenset[Task]] = frozenset()
     """Tasks in which the posterior does not depend on the seed."""
+    unbounded: ClassVar[frozenset[str]] = frozenset()
+    """Names of the settings that may be infinite."""
     libraries: ClassVar[tuple[str, ...]] = ()
     """Modules that ``fit`` uses and that take long to import: no clock runs while they are."""
 

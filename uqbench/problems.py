@@ -52,8 +52,10 @@ class NetworkSpec:
     kind: a builder of :mod:`uqbench.architectures`.
     hidden: widths of an ``mlp``'s hidden layers. activation: of an ``mlp`` or a ``lenet``.
     depth, widen: of a ``wrn``.
-    weight_init, bias_init: of linear and convolution layers; ``default`` is torch's own, and biases
-    are drawn from N(0, 1) with ``standard_normal``.
+    weight_init, bias_init: of linear and convolution layers; ``default`` is torch's own,
+    ``standard_normal`` draws from N(0, 1).
+    bias: whether the linear layers of an ``mlp`` have biases.
+    parameterisation: of an ``mlp``, see :func:`uqbench.architectures.mlp`.
     weights: a file with the state of a network that somebody has trained, which is the MAP network
     of every seed: nothing is trained for post-hoc methods. A plain name is that of a file in the
     data root's ``weights``; see :mod:`uqbench.datasets.weights`.
@@ -75,13 +77,20 @@ class NetworkSpec:
     activation: Literal["tanh", "relu", "silu", "gelu", "sigmoid"] = "tanh"
     depth: PositiveInt = 10
     widen: PositiveInt = 1
-    weight_init: Literal["default", "xavier_normal", "xavier_uniform", "kaiming_normal"] = "default"
+    weight_init: Literal[
+        "default", "xavier_normal", "xavier_uniform", "kaiming_normal", "standard_normal"
+    ] = "default"
     bias_init: Literal["default", "zeros", "standard_normal"] = "default"
+    bias: bool = True
+    parameterisation: Literal["standard", "ntk", "ntk_relu"] = "standard"
     weights: str | None = None
 
     def identity(self) -> dict[str, Any]:
         """All fields, ``weights`` by the file's name: the MAP network's id is of its content."""
         parts = asdict(self)
+        for part, usual in (("bias", True), ("parameterisation", "standard")):
+            if parts[part] == usual:  # as in records made before there was a choice
+                del parts[part]
         weights = parts.pop("weights")
         return parts if weights is None else parts | {"weights": Path(weights).name}
 
@@ -91,7 +100,8 @@ class Recipe:
     """How a network is trained.
 
     lr: step size; epochs: passes over the training split; batch_size: rows per step (0: all);
-    weight_decay: L2 coefficient added to the gradient, as in torch; momentum: of SGD.
+    weight_decay: L2 coefficient added to the gradient, as in torch; momentum: of SGD, which
+    ``nesterov`` makes Nesterov's.
     schedule: ``poly`` is lr * (1 - t/total)^0.5 with total = ``poly_total`` * epochs,
     ``cosine`` is annealing to 0 over the epochs; both step once per epoch.
     augment: what is done at random to each training image, see :mod:`uqbench.augmentation`.
@@ -104,9 +114,21 @@ class Recipe:
     batch_size: Annotated[int, Field(ge=0)] = 200
     weight_decay: NonNegative = 0.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
     schedule: Literal["none", "poly", "cosine"] = "none"
     poly_total: PositiveFloat = 10.0
     augment: tuple[Literal["crop", "flip"], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not (self.optimizer == "sgd" and self.momentum):
+            raise ValueError("nesterov needs optimizer = 'sgd' and a momentum")
+
+    def identity(self) -> dict[str, Any]:
+        """All fields, ``nesterov`` if it is set: records are older than it."""
+        parts = asdict(self)
+        if not self.nesterov:
+            del parts["nesterov"]
+        return parts
 
 
 @dataclass(frozen=True)
@@ -222,7 +244,8 @@ class Problem:
         parts.pop("ood", None)
         if self.normalisation is None:
             parts.pop("normalisation", None)
-        return parts | {"network": self.network.identity()}
+        own = {"network": self.network.identity(), "training": self.training.identity()}
+        return parts | own
 
     def quick(self) -> Problem:
         """The same problem with a tenth of the epochs, to try things out; never published.
@@ -279,7 +302,8 @@ class _SuiteFile:
 
 def validated(kind: type, values: Mapping[str, Any], where: str) -> Any:
     """Build ``kind`` from ``values``; raise a :class:`UsageError` that names the place and key."""
-    _require_finite(values, where)
+    unbounded = getattr(kind, "unbounded", ())
+    _require_finite({k: v for k, v in values.items() if k not in unbounded}, where)
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
@@ -295,7 +319,7 @@ def validated(kind: type, values: Mapping[str, Any], where: str) -> Any:
 
 
 def _require_finite(value: Any, where: str, key: str = "") -> None:
-    """Refuse NaN and infinity, which no setting takes and JSON records could not hold."""
+    """Refuse NaN and infinity, which no setting takes but those that a method says may be inf."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             _require_finite(item, where, f"{key}.{name}" if key else str(name))
