@@ -63,6 +63,8 @@ class NUQLS(Method):
     epochs, momentum: of the descent.
     batch_size: rows per step; 0 is full-batch descent.
     calibrate: whether the variance is scaled on the validation split (regression).
+    inflation: factor on the predictive standard deviation after that (regression); the paper's
+    confidence intervals have 1.5 (Appendix I.5; its code multiplies the standard deviation).
     solver: ``kernel`` descends in function space with the Gram matrix, ``jacobian`` with the dense
     Jacobian, ``minibatch`` with Jacobian products; these three give the same members for
     batch_size 0. ``exact`` takes the limit of infinitely many steps. ``auto`` is ``minibatch`` if
@@ -79,6 +81,7 @@ class NUQLS(Method):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     batch_size: NonNegativeInt = 0
     calibrate: bool = True
+    inflation: PositiveFloat = 1.0
     solver: Literal["auto", "kernel", "jacobian", "minibatch", "exact"] = "auto"
 
     def __post_init__(self) -> None:
@@ -99,8 +102,10 @@ class NUQLS(Method):
     ) -> Posterior:
         fit = self._limit if self.members == math.inf else self._ensemble
         posterior = fit(data, network, context)
-        if self.calibrate and data.task is Task.REGRESSION:
-            calibrate(posterior, data, context)
+        if data.task is Task.REGRESSION:
+            if self.calibrate:
+                calibrate(posterior, data, context)
+            posterior.scale *= self.inflation
         return posterior
 
     def _ensemble(
