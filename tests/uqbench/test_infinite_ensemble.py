@@ -14,6 +14,7 @@ from uqbench.method import Task
 from uqbench.methods.enuqls import EnsembledNUQLS
 from uqbench.methods.ntk_gp import NTKGPPosterior
 from uqbench.methods.nuqls import NUQLS
+from uqbench.problems import load_suite
 from uqbench.registry import build_method
 
 STOPPING_TIMES = [1, 2, 7, 100]
@@ -176,3 +177,11 @@ def test_infinity_is_a_setting_of_members_alone():
     ]:
         with pytest.raises(UsageError, match=message):
             build_method("nuqls", settings)
+
+
+def test_a_suite_may_ask_for_infinitely_many_members(tmp_path):
+    path = tmp_path / "suite.toml"
+    problem = '[problems.p]\ndataset = "none"\ntask = "regression"\n'
+    path.write_text(f"{problem}methods.nuqls = {{ members = inf }}\n")
+    (problem,) = load_suite(str(path)).problems
+    assert build_method("nuqls", problem.methods["nuqls"]).members == math.inf
