@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from uqbench.chunked_jacobian import ChunkedJacobian
+from uqbench.conjugate_gradients import conjugate_gradients
 from uqbench.context import ignore_progress
 from uqbench.data import Split
 from uqbench.descent import Descent, DivergenceGuard, Progress, descend_in_closed_form
@@ -215,12 +216,56 @@ def solve_exactly(
 
     Returns the displacements and the jitter, relative to K's mean diagonal, that K needed.
     """
-    fitted = targets if task is Task.REGRESSION else jacobian.outputs
-    gap = (fitted - jacobian.outputs - jacobian.matvec(starts)).flatten(1)  # (S, n·C)
+    gap = _gap(jacobian, targets, task, starts)
     factor, jitter = cholesky_with_jitter(jacobian.gram())
     weights = torch.cholesky_solve(gap.mT, factor).mT
-    shape = (len(starts), *jacobian.outputs.shape)
-    return starts + jacobian.rmatvec(weights.reshape(shape)), jitter
+    return starts + jacobian.rmatvec(weights.reshape(-1, *jacobian.outputs.shape)), jitter
+
+
+def solve_iteratively(
+    jacobian: ChunkedJacobian,
+    targets: Tensor,
+    task: Task,
+    starts: Tensor,
+    tolerance: float,
+    generator: torch.Generator,
+    progress: Progress = ignore_progress,
+) -> tuple[Tensor, dict[str, float]]:
+    """:func:`solve_exactly` by conjugate gradients, without K: memory is O(S·p + 200·nC).
+
+    ``tolerance`` is the share ‖g − f̃(Δ)‖/‖g − f̃(z)‖ of the training residual that a member may
+    keep. Off the training points members may be further from the limit: directions of small
+    eigenvalues of K hardly matter for the residual.
+
+    Returns the displacements, and the largest share left and the iterations that it took.
+
+    Raises DivergenceError if the tolerance is not reached, as on most tables: their Gram matrices
+    have condition numbers of up to 1e17.
+    """
+    gap = _gap(jacobian, targets, task, starts)
+    product = jacobian.gram_product
+    weights, left, taken = conjugate_gradients(product, gap.mT, tolerance, generator, progress)
+    if not left <= max(tolerance, torch.finfo(gap.dtype).eps):
+        raise DivergenceError(
+            f"conjugate gradients leave {left:.2g} of the training residual after {taken} "
+            f"iterations (tolerance {tolerance:g}), as the NTK Gram matrix is ill-conditioned: "
+            "set a larger tolerance, or descend for a number of epochs with another solver"
+        )
+    shape = (-1, *jacobian.outputs.shape)
+    displacements = starts + jacobian.rmatvec(weights.mT.reshape(shape))
+    return displacements, {"residual": left, "iterations": taken}
+
+
+def _gap(
+    jacobian: Jacobian | ChunkedJacobian, targets: Tensor, task: Task, starts: Tensor
+) -> Tensor:
+    fitted = targets if task is Task.REGRESSION else jacobian.outputs
+    return (fitted - jacobian.outputs - jacobian.matvec(starts)).flatten(1)  # (S, n·C)
+
+
+def gram_fits(rows: int, matrices: int, like: Tensor) -> bool:
+    """Whether ``matrices`` (rows, rows) like ``like`` take at most a quarter of the free memory."""
+    return matrices * rows**2 * like.element_size() <= available_bytes(like.device) / 4
 
 
 def cholesky_with_jitter(gram: Tensor) -> tuple[Tensor, float]:
