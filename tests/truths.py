@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from uqbench.context import Context
 from uqbench.data import Split, TrainingData
+from uqbench.linearised import Jacobian
 from uqbench.method import Task
 from uqbench.problems import NetworkSpec, Problem, Recipe
 
@@ -86,9 +87,30 @@ def naive_jacobian(network: nn.Module, inputs: Tensor) -> Tensor:
     for row in inputs:
         outputs = network(row.unsqueeze(0)).reshape(-1)
         for output in outputs:
-            parts = torch.autograd.grad(output, parameters, retain_graph=True)
+            parts = torch.autograd.grad(
+                output, parameters, retain_graph=True, materialize_grads=True
+            )
             gradients.append(torch.cat([part.reshape(-1) for part in parts]))
     return torch.stack(gradients).detach()
+
+
+def assert_is_jacobian(operator: Jacobian, expected: Tensor, tolerance: float = 1e-10) -> None:
+    """Every product of ``operator`` agrees with the dense Jacobian ``expected`` (N·C, p)."""
+    n, classes = operator.outputs.shape
+    assert (operator.rows, operator.num_parameters) == expected.shape
+    generator = torch.Generator().manual_seed(1)
+    draws = {"generator": generator, "dtype": expected.dtype}
+    tangents = torch.randn(4, expected.shape[1], **draws)
+    cotangents = torch.randn(4, n, classes, **draws)
+    blocks = expected.view(n, classes, -1)
+    for found, true in (
+        (operator.matvec(tangents), (tangents @ expected.mT).view(4, n, classes)),
+        (operator.rmatvec(cotangents), cotangents.flatten(1) @ expected),
+        (operator.dense(), expected),
+        (operator.gram(), expected @ expected.mT),
+        (operator.gram_blocks(), blocks @ blocks.mT),
+    ):
+        torch.testing.assert_close(found, true, rtol=tolerance, atol=tolerance * true.abs().max())
 
 
 @dataclass(frozen=True)
