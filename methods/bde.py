@@ -27,11 +27,9 @@ from uqbench.stacked import (
     stacked_parameters,
     unflattened,
 )
+from uqbench.streamed import in_batches
 from uqbench.training import Extras, mean_loss, train_ensemble
 from uqbench.tuning import Grid, best_on_grid
-
-ROWS = 1000
-"""Training rows at which the perturbations are computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class BayesianDeepEnsemble(SelfTrained):
         perturbations = torch.cat(
             [
                 jacobian_products(template, points, tangents, rows)
-                for rows in data.train.inputs.split(ROWS)
+                for rows in in_batches(data.train.inputs)
             ],
             1,
         )

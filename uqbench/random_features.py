@@ -12,9 +12,7 @@ from torch.nn.functional import layer_norm
 from uqbench.data import Split
 from uqbench.errors import UnsupportedError, UsageError
 from uqbench.networks import as_matrix, last_linear
-
-ROWS = 1000
-"""Rows of a split whose features are computed at a time."""
+from uqbench.streamed import rows_per_batch
 
 
 class RandomFeatureNetwork(nn.Module):
@@ -74,7 +72,8 @@ def features_in_batches(
     network: RandomFeatureNetwork, split: Split
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the features (B, D) of batches of ``split``, in double precision, and the targets."""
-    for inputs, targets in zip(split.inputs.split(ROWS), split.targets.split(ROWS), strict=True):
+    rows = rows_per_batch(split.inputs)
+    for inputs, targets in zip(split.inputs.split(rows), split.targets.split(rows), strict=True):
         yield network.features(inputs).double(), targets
 
 

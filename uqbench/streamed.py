@@ -13,8 +13,9 @@ from torch import Tensor
 from uqbench.datasets.image_inputs import ImageInputs
 from uqbench.errors import UnsupportedError
 
+BATCH_ROWS = 1000
 BATCH_BYTES = 2**26
-"""Size of a batch where nothing else says how large it is: 111 images of 3 x 224 x 224."""
+"""Limits of a batch where nothing else says how large it is: 111 images of 3 x 224 x 224."""
 
 
 class StreamedInputs:
@@ -75,7 +76,7 @@ class StreamedInputs:
 
     def __getattr__(self, name: str) -> NoReturn:
         if not name.startswith("_") and hasattr(Tensor, name):
-            raise UnsupportedError(_at_once(name))
+            raise UnsupportedError(_at_once(f"Tensor.{name}"))
         raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
 
 
@@ -103,9 +104,9 @@ class Batches:
 Inputs = Tensor | StreamedInputs
 
 
-def rows_per_batch(inputs: Inputs, most: int = 1000) -> int:
-    """How many rows make a batch of at most ``most`` and of BATCH_BYTES; one at least."""
-    return max(min(BATCH_BYTES * len(inputs) // max(inputs.nbytes, 1), most), 1)
+def rows_per_batch(inputs: Inputs) -> int:
+    """How many rows make a batch of at most BATCH_ROWS and BATCH_BYTES; one at least."""
+    return max(min(BATCH_BYTES * len(inputs) // max(inputs.nbytes, 1), BATCH_ROWS), 1)
 
 
 def in_batches(inputs: Inputs) -> Iterable[Tensor]:

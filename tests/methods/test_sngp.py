@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from uqbench import random_features
+from uqbench import random_features, streamed
 from uqbench.data import Split
 from uqbench.errors import UnsupportedError, UsageError
 from uqbench.method import Task
@@ -114,7 +114,7 @@ def test_the_precision_does_not_depend_on_the_rows_at_a_time(truths, task, monke
     data = truths.regression_data() if regression_task else truths.classification_data()
     method = replace(SMALL, likelihood="softmax")
     whole = fit(method, truths, data).predict(data.validation.inputs)
-    monkeypatch.setattr(random_features, "ROWS", 7)
+    monkeypatch.setattr(streamed, "BATCH_ROWS", 7)
     parts = fit(method, truths, data).predict(data.validation.inputs)
     torch.testing.assert_close(parts.variance, whole.variance, rtol=1e-9, atol=0)
 
