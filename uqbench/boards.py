@@ -33,6 +33,7 @@ class Column(NamedTuple):
 
 
 _REGRESSION = ("rmse", "nll", "ece", "crps", "coverage95")
+_OF_ONE_POINT = ("nll", "mean_prediction", "coverage95", "width95", "coverage90", "width90")
 _CLASSIFICATION = (
     "accuracy",
     "nll",
@@ -221,15 +222,17 @@ def _board(records: Sequence[Record]) -> Board:
             )
         )
     task = _task(records)
+    test_rows = max(record.outcome.sizes.get("test", 0) for record in records)
+    main = _main_columns(task, test_rows, [c for c in available if _is_defined(c, rows)])
     return Board(
         suite="+".join(dict.fromkeys(record.identity.suite for record in records)),
         problem=problem,
         task=task,
         seeds=seeds,
         quick=records[0].identity.quick,
-        columns=_main_columns(task, [c for c in available if _is_defined(c, rows)]),
+        columns=main,
         rows=tuple(sorted(rows, key=_rank)),
-        test_rows=max(record.outcome.sizes.get("test", 0) for record in records),
+        test_rows=test_rows,
     )
 
 
@@ -253,8 +256,10 @@ def _task(records: Sequence[Record]) -> str:
     return "classification" if "accuracy" in names else "regression" if "rmse" in names else ""
 
 
-def _main_columns(task: str, available: Sequence[Column]) -> tuple[Column, ...]:
-    wanted = _CLASSIFICATION if task == "classification" else _REGRESSION
+def _main_columns(task: str, test_rows: int, available: Sequence[Column]) -> tuple[Column, ...]:
+    """The table's columns. Of a regression on one test point they are those of its interval."""
+    regression = _OF_ONE_POINT if test_rows == 1 else _REGRESSION
+    wanted = _CLASSIFICATION if task == "classification" else regression
     main = [column for name in wanted for column in available if column.metric == name]
     return tuple(main or available)
 
