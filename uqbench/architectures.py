@@ -31,13 +31,38 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {
 Shape = tuple[int, ...]
 
 
+class Scaled(nn.Module):
+    """x -> factor · x, a constant factor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.factor * inputs
+
+    def extra_repr(self) -> str:
+        return f"{self.factor:g}"
+
+
 def mlp(spec: NetworkSpec, shape: Shape, outputs: int) -> nn.Sequential:
-    """A multilayer perceptron with the specification's hidden layers; images are flattened."""
+    """A multilayer perceptron with the specification's hidden layers; images are flattened.
+
+    Its parameterisation is what the layers' inputs are multiplied by: ``standard``, nothing;
+    ``ntk``, 1/√fan_in (Jacot et al. 2018); ``ntk_relu``, √(2/fan_in) in all layers but the first
+    (Du et al. 2019). The last two are meant for weights from N(0, 1).
+    """
     layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
-    widths = [math.prod(shape), *spec.hidden]
-    for fan_in, fan_out in pairwise(widths):
-        layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[spec.activation]()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+    widths = [math.prod(shape), *spec.hidden, outputs]
+    for index, (fan_in, fan_out) in enumerate(pairwise(widths)):
+        if index:
+            layers.append(ACTIVATIONS[spec.activation]())
+        if spec.parameterisation == "ntk":
+            layers.append(Scaled(fan_in**-0.5))
+        elif spec.parameterisation == "ntk_relu" and index:
+            layers.append(Scaled((2 / fan_in) ** 0.5))
+        layers.append(nn.Linear(fan_in, fan_out, bias=spec.bias))
+    return nn.Sequential(*layers)
 
 
 def lenet5(spec: NetworkSpec, shape: Shape, outputs: int) -> nn.Sequential:

@@ -86,6 +86,8 @@ def _draw_weight(weight: Tensor, scheme: str) -> None:
         nn.init.xavier_uniform_(weight)
     elif scheme == "kaiming_normal":
         nn.init.kaiming_normal_(weight)
+    elif scheme == "standard_normal":
+        nn.init.normal_(weight)
 
 
 def _draw_bias(bias: Tensor, scheme: str) -> None:
@@ -128,6 +130,7 @@ def _layer_variances(layer: nn.Module, spec: NetworkSpec) -> dict[str, float]:
         "xavier_normal": xavier,
         "xavier_uniform": xavier,
         "kaiming_normal": 2 / fan_in,
+        "standard_normal": 1.0,
         "default": default,
     }
     bias = {"zeros": 0.0, "standard_normal": 1.0, "default": default}

@@ -271,7 +271,7 @@ class _Optimizer:
                 self._velocities,
                 momentum=self._recipe.momentum,
                 dampening=0,
-                nesterov=False,
+                nesterov=self._recipe.nesterov,
                 lr=lr,
                 **common,
             )

@@ -78,6 +78,32 @@ def test_a_subsampled_shortcut_takes_every_other_pixel_and_pads_channels_with_ze
     assert not found[:, 24:].any()
 
 
+@pytest.mark.parametrize("parameterisation", ["ntk", "ntk_relu"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_parameterisation_scales_what_enters_the_layers(truths, parameterisation, bias):
+    spec = NetworkSpec(
+        hidden=(6, 8),
+        activation="relu",
+        weight_init="standard_normal",
+        bias_init="standard_normal",
+        bias=bias,
+        parameterisation=parameterisation,
+    )
+    network = initialise(build_network(spec, (4,), 1), spec, 0).double().eval()
+    inputs = truths.rows(5, 4, 1)
+    linear = [layer for layer in network if isinstance(layer, nn.Linear)]
+    assert all((layer.bias is not None) is bias for layer in linear)
+    factors = {"ntk": (1 / 2, 1 / 6**0.5, 1 / 8**0.5), "ntk_relu": (1, (1 / 3) ** 0.5, 1 / 2)}
+    hidden = inputs
+    for index, (layer, factor) in enumerate(zip(linear, factors[parameterisation], strict=True)):
+        hidden = layer(factor * (hidden.relu() if index else hidden))
+    torch.testing.assert_close(network(inputs), hidden, rtol=1e-12, atol=1e-14)
+    jacobian = linearise(network, inputs)
+    assert isinstance(jacobian, FactoredJacobian)
+    expected = truths.naive_jacobian(network, inputs)
+    torch.testing.assert_close(jacobian.dense(), expected, rtol=1e-10, atol=1e-12)
+
+
 def test_a_perceptron_on_images_is_linearised_by_its_layers_factors(truths):
     spec = NetworkSpec(hidden=(5,))
     network = initialise(build_network(spec, (1, 4, 4), 3), spec, 0).double().eval()

@@ -10,7 +10,8 @@ from uqbench.problems import NetworkSpec
 
 
 @pytest.mark.parametrize(
-    "weights", ["default", "xavier_normal", "xavier_uniform", "kaiming_normal"]
+    "weights",
+    ["default", "xavier_normal", "xavier_uniform", "kaiming_normal", "standard_normal"],
 )
 @pytest.mark.parametrize("biases", ["default", "zeros", "standard_normal"])
 def test_prior_variances_are_those_of_the_initial_draws(weights, biases):

@@ -41,7 +41,8 @@ def naively_trained(network, split, recipe, seed, loss):
         kwargs = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
         optimizer = torch.optim.Adam(parameters, **kwargs)
     else:
-        optimizer = torch.optim.SGD(parameters, lr=recipe.lr, momentum=recipe.momentum)
+        kwargs = {"momentum": recipe.momentum, "nesterov": recipe.nesterov}
+        optimizer = torch.optim.SGD(parameters, lr=recipe.lr, **kwargs)
     if recipe.schedule == "poly":
         total = int(recipe.poly_total * recipe.epochs)
         scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, total, power=0.5)
@@ -61,10 +62,11 @@ def naively_trained(network, split, recipe, seed, loss):
 
 
 @pytest.mark.parametrize("schedule", ["none", "poly", "cosine"])
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "nesterov"])
 def test_training_follows_torchs_own_optimisers_and_schedulers(split, optimizer, schedule):
     recipe = Recipe(
-        optimizer=optimizer,
+        optimizer="adam" if optimizer == "adam" else "sgd",
+        nesterov=optimizer == "nesterov",
         lr=1e-2,
         epochs=7,
         batch_size=10,
