@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Better = Literal["lower", "higher", "closer to 0.95"]
+Better = Literal["lower", "higher", "closer to 0.95", "closer to 0.9"]
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,32 @@ _ALL = [
         "mean width of the central 95% interval; narrower is better at equal coverage only",
     ),
     Metric(
+        "coverage90",
+        "regression",
+        "closer to 0.9",
+        "Coverage 90%",
+        "share of targets inside the central 90% interval",
+    ),
+    Metric(
+        "width90",
+        "regression",
+        None,
+        "Width 90%",
+        "mean width of the central 90% interval; narrower is better at equal coverage only",
+    ),
+    Metric(
         "interval_score",
         "regression",
         "lower",
         "Interval score",
         "width of the central 95% interval plus 40 times the distance of targets outside it",
+    ),
+    Metric(
+        "mean_prediction",
+        "regression",
+        None,
+        "Mean prediction",
+        "mean of the predictive means, on the scale of the targets",
     ),
     Metric(
         "accuracy", "classification", "higher", "Accuracy", "share of points predicted correctly"

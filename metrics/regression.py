@@ -24,7 +24,7 @@ ECE_LEVELS = np.arange(11) / 10
 MACE_LEVELS = (np.arange(100) + 0.5) / 100
 """The levels of :func:`mace`: the midpoints 0.005, 0.015, ..., 0.995."""
 
-_Z95 = float(ndtri(0.975))
+_Z95, _Z90 = float(ndtri(0.975)), float(ndtri(0.95))
 _NAN = float("nan")
 
 
@@ -141,6 +141,22 @@ def width95(targets: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> float:
     return 2 * _Z95 * sharpness(targets, mean, variance)
 
 
+def coverage90(targets: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> float:
+    """Observed coverage of the central 90% interval: the share of points with |y − μ| < 1.645σ.
+
+    Range [0, 1]; the closer to 0.9, the better.
+    """
+    return float(coverage(targets, mean, variance, [0.9])[0])
+
+
+def width90(targets: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> float:
+    """Mean width of the central 90% interval, mean of 2·1.645σ.
+
+    Range [0, ∞), in the units of the targets; narrower is better only at equal coverage.
+    """
+    return 2 * _Z90 * sharpness(targets, mean, variance)
+
+
 def interval_score(targets: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> float:
     """Interval score of the central 95% interval [l, u] (α = 0.05).
 
@@ -152,6 +168,15 @@ def interval_score(targets: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> 
     with np.errstate(invalid="ignore"):  # an infinite error and an infinite width: NaN
         outside = np.maximum(np.abs(error) - half_width, 0)
     return average(2 * half_width + (2 / 0.05) * outside)
+
+
+def mean_prediction(targets: ArrayLike, mean: ArrayLike) -> float:
+    """The mean of μ, which of a single test point is its prediction, in the units of the targets.
+
+    Of ``targets`` only the shape and NaN matter.
+    """
+    targets, mean = vectors(targets=targets, mean=mean)
+    return _NAN if np.isnan(targets).any() else average(mean)
 
 
 def regression_metrics(
@@ -174,7 +199,10 @@ def regression_metrics(
         "sharpness": sharpness(*arrays),
         "coverage95": coverage95(*arrays),
         "width95": width95(*arrays),
+        "coverage90": coverage90(*arrays),
+        "width90": width90(*arrays),
         "interval_score": interval_score(*arrays),
+        "mean_prediction": mean_prediction(*arrays[:2]),
     }
 
 

@@ -9,20 +9,24 @@ from scipy import integrate, stats
 from uqbench.metrics import regression
 from uqbench.metrics.regression import (
     coverage,
+    coverage90,
     coverage95,
     crps,
     ece,
     interval_score,
     mace,
+    mean_prediction,
     nll,
     regression_metrics,
     rmse,
     scale_minimising_ece,
     sharpness,
+    width90,
     width95,
 )
 
-GAUSSIAN_METRICS = [nll, ece, mace, crps, sharpness, coverage95, width95, interval_score]
+GAUSSIAN_METRICS = [nll, ece, mace, crps, sharpness, coverage95, width95, coverage90, width90]
+GAUSSIAN_METRICS += [interval_score]
 NAN = float("nan")
 
 
@@ -181,9 +185,10 @@ def test_no_points_and_nan_inputs_give_nan(metric):
         assert math.isnan(metric(*arrays))
 
 
-def test_rmse_of_no_points_and_of_nan_is_nan():
-    assert math.isnan(rmse([], []))
-    assert math.isnan(rmse([1.0, NAN], [1.0, 1.0]))
+@pytest.mark.parametrize("metric", [rmse, mean_prediction])
+def test_metrics_of_the_mean_are_nan_for_no_points_and_for_nan(metric):
+    assert math.isnan(metric([], []))
+    assert math.isnan(metric([1.0, NAN], [1.0, 1.0]))
 
 
 @pytest.mark.parametrize("metric", GAUSSIAN_METRICS)
@@ -220,7 +225,8 @@ def test_the_bundle_holds_every_metric_and_rmse_in_the_units_of_the_data():
     arrays = sample(8)
     bundle = regression_metrics(*arrays, target_std=10.0)
     assert bundle["rmse_raw"] == pytest.approx(10 * rmse(*arrays[:2]), rel=1e-15)
-    for name in set(bundle) - {"rmse", "rmse_raw"}:
+    assert bundle["mean_prediction"] == mean_prediction(*arrays[:2])
+    for name in set(bundle) - {"rmse", "rmse_raw", "mean_prediction"}:
         assert bundle[name] == getattr(regression, name)(*arrays)
     assert all(type(value) is float for value in bundle.values())
 

@@ -344,6 +344,14 @@ def test_a_board_says_how_many_rows_it_is_measured_on_and_what_coverage_should_b
     assert re.search(r"^a +1 +0.900", text, re.MULTILINE)
 
 
+def test_a_regression_on_one_test_point_shows_its_interval():
+    metrics = {"rmse": 0.1, "nll": 1.0, "mean_prediction": 0.2, "coverage90": 1.0, "width90": 0.3}
+    interval = ["nll", "mean_prediction", "coverage90", "width90"]
+    for count, expected in ((2, ["rmse", "nll"]), (1, interval)):
+        board = only_board([record(metrics=metrics, sizes={"train": 7, "test": count})])
+        assert [column.metric for column in board.columns] == expected
+
+
 # What may not be compared
 
 
