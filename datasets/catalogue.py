@@ -8,7 +8,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
-from uqbench.datasets import bundled, image_folders, images, uci, weights
+from uqbench.datasets import bundled, image_folders, images, synthetic, uci, weights
 from uqbench.datasets.arrays import PreparedData, Table
 from uqbench.datasets.image_problems import NAMES as IMAGE_SETS
 from uqbench.datasets.image_problems import is_image_set
@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 FILE_PREFIX = "file:"
-TOY_CUBIC = "toy/cubic"
 _BUNDLED_TABLES: dict[str, Callable[[], Table]] = {
     "sklearn/diabetes": bundled.load_diabetes,
     "sklearn/digits": bundled.load_digits,
@@ -85,13 +84,13 @@ def load_problem_data(
     root: the data folder (see :func:`data_root`).
     """
     task = Task(task)
-    if dataset == TOY_CUBIC:
+    if dataset in synthetic.SETS:
         _require_task(dataset, task, Task.REGRESSION)
         if standardise:
             raise UsageError(
                 f"{dataset}: generated data is not standardised; say standardise = false"
             )
-        return bundled.toy_cubic(seed)
+        return synthetic.SETS[dataset].draw(seed)
     table = load_table(dataset, root=root, target=target, task=task)
     _require_task(dataset, task, table.task)
     return prepare(
@@ -131,14 +130,16 @@ def load_table(
 
 def names() -> list[str]:
     """Names of all data sets, and of the weights of trained networks."""
-    return [TOY_CUBIC, *_BUNDLED_TABLES, *_FILES]
+    return [*_WITHOUT_FILE, *_FILES]
 
 
 def entries(root: str | Path | None = None) -> list[Entry]:
     """All data sets: what they are, and whether they are there."""
-    toy_rows = 2 * bundled.TOY_TRAINING_POINTS + bundled.TOY_TEST_POINTS
     found = [
-        Entry(TOY_CUBIC, Task.REGRESSION, toy_rows, (1,), "bundled"),
+        *(
+            Entry(name, Task.REGRESSION, drawn.rows, (drawn.features,), "bundled")
+            for name, drawn in synthetic.SETS.items()
+        ),
         Entry("sklearn/diabetes", Task.REGRESSION, 442, (10,), "bundled"),
         Entry("sklearn/digits", Task.CLASSIFICATION, 1797, (64,), "bundled"),
     ]
@@ -193,7 +194,7 @@ def fetch(
     return outcomes
 
 
-_WITHOUT_FILE = (TOY_CUBIC, *_BUNDLED_TABLES)
+_WITHOUT_FILE = (*synthetic.SETS, *_BUNDLED_TABLES)
 _GROUPS = {"uci": [f"uci/{name}" for name in uci.SETS], "images": list(images.SETS)}
 _FILES = [*_GROUPS["uci"], *IMAGE_SETS, *weights.WEIGHTS]
 

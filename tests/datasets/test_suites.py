@@ -51,6 +51,25 @@ class TestShippedSuites:
         assert problem.methods["nuqls"]["gamma"] == 5
         assert problem.methods["de"]["lr"] == 0.05
 
+    def test_the_intervals_have_the_sizes_of_tables_3_and_4(self):
+        found = problems("intervals")
+        widths = {name: problem.network.hidden for name, problem in found.items()}
+        assert widths == {
+            "intervals/d2-n128": (128,),
+            "intervals/d4-n256": (256,),
+            "intervals/d8-n512": (512,),
+            "intervals/d16-n128": (128,),
+            "intervals/d2-n128-wide": (32 * 128,),
+            "intervals/d4-n256-wide": (32 * 256,),
+        }
+        for name, problem in found.items():
+            recipe = problem.training
+            expected = (0.01, 80) if name.endswith("wide") else (0.5, 1000)
+            assert (recipe.lr, recipe.epochs) == expected
+            assert (recipe.optimizer, recipe.momentum, recipe.batch_size) == ("sgd", 0, 0)
+            assert problem.dataset.endswith(name.split("/")[1].removesuffix("-wide"))
+            assert problem.methods["nuqls"]["inflation"] == 1.5
+
     def test_the_uci_suite_has_the_nine_problems_with_the_shared_settings(self):
         found = problems("uci")
         assert len(found) == 9

@@ -1,3 +1,4 @@
+import math
 import re
 from dataclasses import replace
 
@@ -172,6 +173,19 @@ def test_exact_classification_keeps_the_networks_training_predictions(truths):
     kept = network(data.train.inputs).detach().expand_as(members)
     torch.testing.assert_close(members, kept, rtol=0, atol=1e-7)
     assert posterior.members(data.validation.inputs).var(0).min() > 1e-3
+
+
+@pytest.mark.parametrize("members", [5, math.inf])
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_the_inflation_multiplies_the_standard_deviation_alone(truths, members, calibrated):
+    data, network = truths.regression_data(), truths.mlp(3, 1)
+    method = NUQLS(members=members, calibrate=calibrated)
+    plain = method.fit(truths.problem(), data, network, truths.context())
+    inflated = replace(method, inflation=1.5).fit(truths.problem(), data, network, truths.context())
+    before, after = (each.predict(data.validation.inputs) for each in (plain, inflated))
+    torch.testing.assert_close(after.mean, before.mean, rtol=0, atol=0)
+    torch.testing.assert_close(after.variance, 2.25 * before.variance)
+    assert inflated.tuned == plain.tuned
 
 
 def test_the_variance_is_scaled_to_the_least_validation_ece(truths):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import uqbench
 from uqbench import plots
 from uqbench.cli import main
-from uqbench.datasets.bundled import toy_cubic
+from uqbench.datasets.synthetic import toy_cubic
 from uqbench.errors import DataError, UQBenchError, UsageError
 from uqbench.records import Identity, Outcome, Record, RecordFile
 from uqbench.results import Results

@@ -96,7 +96,7 @@ def _truth(identity: Identity) -> _Truth | None:
 
     A record names no data set; its fingerprint tells.
     """
-    from uqbench.datasets.bundled import TOY_DOMAIN, cubic, toy_cubic
+    from uqbench.datasets.synthetic import TOY_DOMAIN, cubic, toy_cubic
     from uqbench.seeds import derive_seed
 
     data = toy_cubic(derive_seed(identity.problem, identity.seed, "split"))
