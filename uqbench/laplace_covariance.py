@@ -17,6 +17,7 @@ once for a whole grid.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -29,11 +30,16 @@ from uqbench.data import Split
 from uqbench.errors import DivergenceError
 from uqbench.linearised import CHUNK_BYTES, Jacobian, linearise, num_parameters
 from uqbench.method import Task
-from uqbench.networks import trainable
+from uqbench.networks import dtype_of, trainable
 from uqbench.stacked import activations_per_row, members_at_a_time
 
 Draws = Callable[[float, float], Tensor]
 """Draws of θ − θ̂ ~ N(0, Σ), (S, p), for prior precision λ and noise σ: the same for each call."""
+
+NOT_FINITE = (
+    "the curvature is not finite, as the network's outputs or their Jacobian at the training "
+    "inputs are not; train the network at a lower learning rate"
+)
 
 
 def hessian_root(task: Task, outputs: Tensor) -> Tensor:
@@ -120,9 +126,10 @@ class FunctionSpaceCovariance(FunctionalCovariance):
     """The full structure in function space: matrices of size nC."""
 
     def __init__(self, network: nn.Module, split: Split, task: Task) -> None:
-        super().__init__(network, split, task)
-        self._inputs = split.inputs
-        self._jacobian = linearise(network, split.inputs)
+        super().__init__(_in_float64(network, split.inputs[:1]), split, task)
+        self._dtype = dtype_of(network)
+        self._jacobian = linearise(self.network, split.inputs)
+        self._inputs = split.inputs.to(self._jacobian.outputs.dtype)
         self._root = hessian_root(task, self._jacobian.outputs)
         gram = self._jacobian.gram().double()
         if task is Task.CLASSIFICATION:
@@ -135,7 +142,9 @@ class FunctionSpaceCovariance(FunctionalCovariance):
         if self.task is Task.REGRESSION:
             return matrix
         root = (self._root.mT if transposed else self._root).to(matrix.dtype)
-        return (matrix.view(-1, n, 1, classes) @ root).view(len(matrix), n * classes)
+        # a batch of the inputs' products: broadcasting over the rows would copy the roots R times
+        blocks = matrix.view(-1, n, classes).transpose(0, 1) @ root  # (n, R, C)
+        return blocks.transpose(0, 1).reshape(len(matrix), n * classes)
 
     def _weight_both_sides(self, gram: Tensor) -> None:
         """Replace K (nC, nC) by LᵀKL, some rows at a time."""
@@ -152,8 +161,9 @@ class FunctionSpaceCovariance(FunctionalCovariance):
     def draws(self, count: int, generator: Generator) -> Draws:
         """Matheron's rule: z − J̃ᵀ(J̃J̃ᵀ + λI)⁻¹(J̃z + ε) with z ~ N(0, I/λ), ε ~ N(0, I)."""
         outputs = self._jacobian.outputs
-        prior = _normal(outputs, count, self._jacobian.num_parameters, generator)
-        noise = _normal(outputs, count, outputs.numel(), generator)
+        like = outputs.to(self._dtype)
+        prior = _normal(like, count, self._jacobian.num_parameters, generator).to(outputs.dtype)
+        noise = _normal(like, count, outputs.numel(), generator).to(outputs.dtype)
         size = members_at_a_time(self.network, self._inputs)
         pushed = torch.cat([self._matvec(some) for some in prior.split(size)])
 
@@ -161,7 +171,7 @@ class FunctionSpaceCovariance(FunctionalCovariance):
             errors = pushed / prior_precision**0.5 + sigma * noise
             weights = self._curvature.solve(errors.double(), prior_precision * sigma**2)
             pulled = [self._rmatvec(some) for some in weights.to(outputs.dtype).split(size)]
-            return prior / prior_precision**0.5 - torch.cat(pulled)
+            return (prior / prior_precision**0.5 - torch.cat(pulled)).to(self._dtype)
 
         return draws
 
@@ -197,10 +207,10 @@ class FunctionSpaceCovariance(FunctionalCovariance):
         if diagonal:
             variances = (blocks.diagonal(dim1=1, dim2=2) - explained) / priors.view(-1, 1, 1)
             # rounding must not leave a negative variance at training inputs
-            return variances.clamp_(min=0).to(jacobian.outputs.dtype)
+            return variances.clamp_(min=0).to(self._dtype)
         covariance = (blocks - explained) / priors.view(-1, 1, 1, 1)
         covariance.diagonal(dim1=2, dim2=3).clamp_(min=0)
-        return covariance.to(jacobian.outputs.dtype)
+        return covariance.to(self._dtype)
 
 
 class ParameterSpaceCovariance(FunctionalCovariance):
@@ -302,13 +312,26 @@ class DiagonalCovariance(DiagonalisedCovariance):
         return rows
 
 
+def _in_float64(network: nn.Module, inputs: Tensor) -> nn.Module:
+    """A copy of ``network`` in float64, or itself if it cannot run so at ``inputs``.
+
+    A Gram matrix of float32 is off by 1e-7 of its largest eigenvalue: more than λσ² often is.
+    """
+    if dtype_of(network) == torch.float64:
+        return network
+    precise = copy.deepcopy(network).double()
+    try:
+        with torch.no_grad():
+            precise(inputs.double())
+    except RuntimeError:  # it holds float32 numbers that are no parameters or buffers
+        return network
+    return precise
+
+
 def require_finite(curvature: Tensor) -> None:
     """Raise DivergenceError unless all entries are finite."""
     if not curvature.isfinite().all():
-        raise DivergenceError(
-            "the network's outputs or Jacobian at the training inputs are not finite, and so its "
-            "curvature is not; train it at a lower learning rate"
-        )
+        raise DivergenceError(NOT_FINITE)
 
 
 def _reduced(curvature: Tensor) -> BlockTridiagonal:

@@ -8,13 +8,17 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 from uqbench.data import Split
-from uqbench.errors import UnsupportedError
-from uqbench.laplace_covariance import DiagonalisedCovariance, require_finite
+from uqbench.errors import DivergenceError, UnsupportedError
+from uqbench.factored_jacobian import FactoredJacobian
+from uqbench.jacobian import Jacobian
+from uqbench.laplace_covariance import NOT_FINITE, DiagonalisedCovariance, require_finite
+from uqbench.layer_jacobian import OuterProducts
 from uqbench.method import Task
 from uqbench.networks import as_matrix, trainable
 from uqbench.streamed import rows_per_batch
@@ -40,10 +44,40 @@ class KroneckerCovariance(DiagonalisedCovariance):
         trainable(network)  # refuses a network with nothing to be uncertain about
         _require_factors(network, split.inputs[:1])
         self.laplace = KronLaplace(_MatrixOutputs(copy.deepcopy(network)), task.value)
-        self.laplace.fit(_Loader(split, task))
+        try:
+            self.laplace.fit(_Loader(split, task))
+        except SystemExit as error:  # what laplace-torch makes of an eigh that does not converge
+            raise DivergenceError(NOT_FINITE) from error
         blocks = [reduce(torch.outer, values).flatten() for values in self.laplace.H.eigenvalues]
         self.eigenvalues = torch.cat(blocks)
         require_finite(self.eigenvalues)
+
+    def _forms(
+        self, jacobian: Jacobian, priors: Sequence[float], noise: float, *, diagonal: bool
+    ) -> Tensor:
+        """With a layer's Jacobian b ⊗ a, its part is b̃ᵀ diag(Vã²) b̃, with b̃ = Q₁ᵀb and ã = Q₂ᵀa."""
+        if not _is_of_outer_products(jacobian):
+            return super()._forms(jacobian, priors, noise, diagonal=diagonal)
+        variances = self._variances(priors, noise)
+        starts = accumulate(map(_size, self.laplace.H.eigenvalues), initial=0)
+        factors = dict(zip(starts, self.laplace.H.eigenvectors, strict=False))
+        total = 0
+        for layer in jacobian.layers:
+            for part in (layer.place.weight, layer.place.bias):
+                if part is None:
+                    continue
+                first, *others = factors[part.start]
+                variance = variances[:, part].view(len(priors), len(first), -1)
+                weights = variance.mT  # (G, 1, O), of a bias
+                for second in others:
+                    weights = (layer.inputs[:, : len(second)] @ second).square() @ variance.mT
+                backward = layer.backward @ first  # (N, C, O)
+                weights = weights.expand(-1, len(backward), -1).unsqueeze(2)
+                if diagonal:
+                    total = total + (weights @ backward.square().mT).squeeze(2)
+                else:
+                    total = total + (backward * weights) @ backward.mT
+        return total
 
     def rotated(self, rows: Tensor) -> Tensor:
         return self._multiplied(rows, [[q.mT for q in qs] for qs in self.laplace.H.eigenvectors])
@@ -64,6 +98,16 @@ class KroneckerCovariance(DiagonalisedCovariance):
                 part = part @ first.mT
             parts.append(part)
         return torch.cat(parts, 1)
+
+
+def _size(values: Sequence[Tensor]) -> int:
+    """How many parameters a block with these eigenvalues has."""
+    return math.prod(map(len, values))
+
+
+def _is_of_outer_products(jacobian: Jacobian) -> bool:
+    factored = isinstance(jacobian, FactoredJacobian)
+    return factored and all(isinstance(layer, OuterProducts) for layer in jacobian.layers)
 
 
 class _Loader:

@@ -1,14 +1,18 @@
+import copy
 import math
 
 import pytest
 import torch
 from laplace import Laplace
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
-from uqbench import laplace_covariance
+from uqbench import jacobian, laplace_covariance, linearised
 from uqbench.data import Split
-from uqbench.errors import TuningError
+from uqbench.errors import DivergenceError, TuningError
+from uqbench.jacobian import AutogradJacobian
 from uqbench.laplace import with_last_layer_trainable
 from uqbench.laplace_covariance import (
     DiagonalCovariance,
@@ -175,6 +179,73 @@ def test_kronecker_factors_of_a_linear_network_with_one_output_are_exact(truths)
     torch.testing.assert_close(found.view(-1), expected, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize("factored", [True, False])
+def test_kronecker_covariances_are_those_of_laplace_torch(setting, monkeypatch, subset, factored):
+    data, network, noise = setting
+    expected = laplace_torch(network, data, "kron", 0.5, noise, subset)
+    if subset == "last_layer":
+        network = with_last_layer_trainable(network, data.train.inputs)
+    if not factored:
+        monkeypatch.setattr(laplace_covariance, "linearise", AutogradJacobian)
+    covariance = KroneckerCovariance(network, data.train, data.task)
+    found = covariance.at(data.validation.inputs, 0.5, noise)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [FunctionSpaceCovariance, ParameterSpaceCovariance])
+def test_a_float32_network_has_precise_covariances_with_little_noise_and_a_wide_prior(truths, kind):
+    """λσ² = 1e-6, against eigenvalues up to 1e3: lost in the rounding of a float32 Gram matrix."""
+    data, network = truths.regression_data(), truths.mlp(3, 1)
+    expected = naive_covariance(truths, network, data, 0.01, 0.01)
+    parts = (data.train, data.validation)
+    splits = [Split(part.inputs.float(), part.targets.float()) for part in parts]
+    single = type(data)(data.task, *splits)
+    found = covariance_of(kind, copy.deepcopy(network).float(), single, 0.01, 0.01)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=2e-3, atol=0)
+
+
+def test_a_network_that_cannot_run_in_float64_has_covariances_in_its_own_precision(truths):
+    class Single(nn.Sequential):
+        def forward(self, inputs):
+            return super().forward(inputs.float())
+
+    data = truths.regression_data()
+    network = Single(*truths.mlp(3, 1)).float().eval()
+    found = covariance_of(FunctionSpaceCovariance, network, data, 1.0, 1.0)
+    expected = naive_covariance(truths, truths.mlp(3, 1), data, 1.0, 1.0)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+def test_a_curvature_that_is_not_finite_is_an_error_that_says_so(truths, structure):
+    data, network = truths.classification_data(), truths.mlp(3, 3)
+    with torch.no_grad():
+        network[2].weight[0, 0] = float("nan")
+    method = LinearisedLaplace(structure=structure)
+    with pytest.raises(DivergenceError, match="curvature is not finite"):
+        method.fit(truths.problem(data.task), data, network, truths.context())
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**28])
+@pytest.mark.parametrize(
+    "kind",
+    [FunctionSpaceCovariance, ParameterSpaceCovariance, DiagonalCovariance, KroneckerCovariance],
+)
+def test_variances_of_a_grid_are_the_diagonals_of_the_covariances(
+    setting, monkeypatch, kind, chunk_bytes
+):
+    monkeypatch.setattr(laplace_covariance, "CHUNK_BYTES", chunk_bytes)
+    data, network, noise = setting
+    covariance = kind(network, data.train, data.task)
+    priors = (1e-2, 1.0, 100.0)
+    found = covariance.variances(data.validation.inputs, priors, noise)
+    for variances, prior in zip(found, priors, strict=True):
+        blocks = covariance.at(data.validation.inputs, prior, noise)
+        torch.testing.assert_close(variances, blocks.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=0)
+
+
 @pytest.mark.parametrize("structure", ["full", "kron", "diag"])
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 def test_the_noise_and_the_prior_are_tuned_and_reported(setting, truths, structure, subset):
@@ -266,6 +337,41 @@ def test_the_laplace_methods_leave_the_network_and_the_global_random_state_alone
     assert torch.equal(torch.get_rng_state(), state)
     assert [p.requires_grad for p in network.parameters()] == flags
     assert not network.training
+
+
+class LargestStorage(TorchDispatchMode):
+    """Notes the size of the largest storage of all tensors that operations return."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), settings=None):
+        result = function(*arguments, **(settings or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.bytes = max(self.bytes, leaf.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "at"),
+    [(ParameterSpaceCovariance, 2000, 2000), (FunctionSpaceCovariance, 40, 2000)],
+)
+def test_no_tensor_is_larger_than_a_chunk_or_the_curvature(truths, monkeypatch, kind, rows, at):
+    """The Jacobians at 2,000 inputs, and in function space their products, take 20 times that."""
+    data, network = truths.classification_data(n=rows), truths.mlp(3, 3, (20,))
+    inputs = truths.rows(at, 3, 7)
+    size = 3 * rows if kind is FunctionSpaceCovariance else linearised.num_parameters(network)
+    curvature = 8 * size**2
+    for module in (laplace_covariance, jacobian):
+        monkeypatch.setattr(module, "CHUNK_BYTES", curvature)
+    with LargestStorage() as largest:
+        covariance = kind(network, data.train, data.task)
+        covariance.variances(inputs, (0.1, 1.0))
+        covariance.at(inputs[:500], 0.1)  # the result is no larger
+    assert largest.bytes <= curvature
+    assert 20 * largest.bytes < 8 * len(inputs) * 3 * size
 
 
 @pytest.mark.slow
