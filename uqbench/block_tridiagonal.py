@@ -6,7 +6,7 @@ T + μI, whose Cholesky factor has two blocks in a row.
 Eigenvalues would make it a division, but a full eigendecomposition costs 15 Cholesky factorisations
 of A (MKL, one thread, n = 1,500 to 3,000), more than a grid of ten takes with one for each μ. This
 reduction takes 3, as nearly all of it is large matrix products (Bischof, Lang & Sun 2000, the first
-of the two stages). ``benchmarks/laplace.py`` measures all three.
+of the two stages). ``benchmarks/laplace_grids.py`` measures all three.
 """
 
 from __future__ import annotations
