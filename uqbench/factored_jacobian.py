@@ -197,7 +197,7 @@ class FactoredJacobian(Jacobian):
         if onto is None:
             onto = cotangents.new_zeros(len(cotangents), self.num_parameters)
         for layer in self.layers:
-            layer.place.add(layer.pull(cotangents), onto)
+            layer.pull(cotangents, onto)
         return onto
 
     def dense(self) -> Tensor:

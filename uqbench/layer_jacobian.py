@@ -208,8 +208,8 @@ class LayerJacobian(ABC):
         """J V for tangents V (S, p) -> (S, N, C)."""
 
     @abstractmethod
-    def pull(self, cotangents: Tensor) -> Tensor:
-        """Jᵀ u for cotangents u (S, N, C) -> columns (S, O, K)."""
+    def pull(self, cotangents: Tensor, onto: Tensor) -> None:
+        """Add Jᵀ u for cotangents u (S, N, C) to vectors (S, p)."""
 
     @abstractmethod
     def columns(self, rows: slice) -> Tensor:
@@ -258,11 +258,12 @@ class OuterProducts(LayerJacobian):
             return (pushed * self.backward).sum(-1).mT.unsqueeze(-1)
         return (pushed @ self.backward.mT).transpose(0, 1)
 
-    def pull(self, cotangents: Tensor) -> Tensor:
+    def pull(self, cotangents: Tensor, onto: Tensor) -> None:
         cotangents = cotangents.transpose(0, 1)  # (N, S, C)
         single = self.classes == 1
         pulled = cotangents * self.backward if single else cotangents @ self.backward  # (N, S, O)
-        return (pulled.flatten(1).mT @ self.inputs).view(pulled.shape[1], pulled.shape[2], -1)
+        columns = pulled.flatten(1).mT @ self.inputs  # (S·O, K)
+        self.place.add(columns.view(*pulled.shape[1:], -1), onto)
 
     def columns(self, rows: slice) -> Tensor:
         inputs = self.inputs[rows].repeat_interleave(self.classes, 0).unsqueeze(1)
@@ -321,9 +322,9 @@ class SummedProducts(LayerJacobian):
         columns = self.place.columns(tangents).flatten(1)
         return (columns @ self._sums.flatten(0, 1).mT).view(len(columns), -1, self.classes)
 
-    def pull(self, cotangents: Tensor) -> Tensor:
+    def pull(self, cotangents: Tensor, onto: Tensor) -> None:
         pulled = cotangents.flatten(1) @ self._sums.flatten(0, 1)
-        return pulled.view(len(pulled), self.place.outputs, -1)
+        self.place.add(pulled.view(len(pulled), self.place.outputs, -1), onto)
 
     def columns(self, rows: slice) -> Tensor:
         return self._sums[rows].flatten(0, 1).unflatten(1, (self.place.outputs, -1))
@@ -357,23 +358,42 @@ class Factors(LayerJacobian):
         pass
 
     def push(self, tangents: Tensor) -> Tensor:
-        rows, groups, size, positions = self.patches.shape
-        members, outputs = len(tangents), self.place.outputs
-        columns = self.place.columns(tangents).view(members, groups, -1, size)
-        columns = columns.transpose(0, 1).reshape(groups, -1, size)  # (g, S·O/g, K)
-        pushed = columns @ self.patches.by_group()  # (g, S·O/g, N·L)
-        pushed = pushed.view(groups, members, -1, rows, positions).permute(3, 1, 0, 2, 4)
-        pushed = pushed.reshape(rows, members, outputs * positions)
+        rows, _, _, positions = self.patches.shape
+        shape = (len(tangents), self.place.outputs, rows, positions)
+        pushed = 0
+        if self.place.weight is not None:
+            pushed = (self._weights(tangents) @ self._patches_of_weights).view(shape)
+        if self.place.bias is not None:
+            pushed = pushed + tangents[:, self.place.bias].view(*shape[:2], 1, 1).expand(shape)
+        pushed = pushed.permute(2, 0, 1, 3).flatten(2)  # (N, S, O·L)
         return (pushed @ self._backward.flatten(2).mT).transpose(0, 1)
 
-    def pull(self, cotangents: Tensor) -> Tensor:
-        rows, groups, size, positions = self.patches.shape
-        members, outputs = len(cotangents), self.place.outputs
+    def pull(self, cotangents: Tensor, onto: Tensor) -> None:
+        positions = self.patches.shape[3]
         pulled = cotangents.transpose(0, 1) @ self._backward.flatten(2)  # (N, S, O·L)
-        pulled = pulled.view(rows, members, groups, -1, positions).permute(2, 1, 3, 0, 4)
-        pulled = pulled.reshape(groups, -1, rows * positions) @ self.patches.by_group().mT
-        pulled = pulled.view(groups, members, -1, size).transpose(0, 1)
-        return pulled.reshape(members, outputs, size)
+        pulled = pulled.unflatten(2, (-1, positions)).permute(1, 2, 0, 3).flatten(2)  # (S, O, N·L)
+        if self.place.bias is not None:
+            onto[:, self.place.bias] += pulled.sum(2)
+        if self.place.weight is None:
+            return
+        weights, patches = self._weights(onto), self._patches_of_weights.mT
+        if len(patches) == 1:
+            weights[:, 0].baddbmm_(pulled, patches.expand(len(pulled), -1, -1))
+        else:
+            weights += pulled.unflatten(1, (len(patches), -1)) @ patches
+
+    def _weights(self, vectors: Tensor) -> Tensor:
+        """The weights' part of vectors (S, p): a view (S, g, O/g, K), K without the bias."""
+        groups, size = self.patches.shape[1], self.patches.shape[2] - self.patches.with_bias
+        shape = (len(vectors), groups, self.place.outputs // groups, size)
+        return vectors[:, self.place.weight].view(shape)
+
+    @property
+    def _patches_of_weights(self) -> Tensor:
+        """u without the row of ones, (g, K, N·L)."""
+        rows, groups, size, positions = self.patches.shape
+        shape = (rows, groups, size - self.patches.with_bias, positions)
+        return replace(self.patches, with_bias=False, shape=shape).by_group()
 
     def columns(self, rows: slice) -> Tensor:
         patches = self.patches.at(rows).by_row().unsqueeze(1)  # (n, 1, g, K, L)
