@@ -15,6 +15,7 @@ _PUBLIC = {
     "ClassificationMoments": "uqbench.prediction",
     "Results": "uqbench.results",
     "run": "uqbench.api",
+    "compare": "uqbench.api",
     "evaluate": "uqbench.own_network",
     "check": "uqbench.conformance",
 }

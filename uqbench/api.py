@@ -15,14 +15,17 @@ from uqbench.errors import UsageError
 from uqbench.formatting import counted
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
     from uqbench.cells import Cell, Request
+    from uqbench.comparison import Comparison
     from uqbench.records import Record
     from uqbench.registry import Settings
     from uqbench.results import Results
 
 RERUN = ("failed", "all")
+AGAINST = ("paper",)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -123,6 +126,41 @@ def run(
         plugins=plugins,
     )
     return Results.load([execution.run_dir])
+
+
+def compare(
+    results: Results | str | Path | Iterable[str | Path],
+    against: str = "paper",
+    *,
+    data_dir: str | Path | None = None,
+) -> pd.DataFrame:
+    """Return results beside the numbers that the NUQLS paper prints: one row for each of these.
+
+    results: what :func:`run` returned, or folders of runs. against: ``paper``.
+    data_dir: where data sets are looked for, to say which are missing.
+
+    The columns are :data:`uqbench.comparison.COLUMNS`, the rule of the verdicts is in
+    :mod:`uqbench.comparison`. Tables of which the results hold nothing are left out. Raises
+    :class:`UsageError` if they hold nothing of any table, or quick runs only.
+    """
+    from uqbench.results import Results
+
+    if not isinstance(results, Results):
+        results = Results.load(results)
+    return comparison(results, against, data_dir).frame()
+
+
+def comparison(
+    results: Results, against: str = "paper", data_dir: str | Path | None = None
+) -> Comparison:
+    """Return what :func:`compare` does as an object that a report can be made of."""
+    from uqbench.comparison import compare_with_paper
+    from uqbench.suggestions import did_you_mean
+
+    if against not in AGAINST:
+        hint = did_you_mean(against, AGAINST)
+        raise UsageError(f"--against {against}: must be {' or '.join(AGAINST)}.{hint}")
+    return compare_with_paper(results.records, data_dir)
 
 
 def request(

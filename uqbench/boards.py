@@ -285,7 +285,7 @@ def _marks(
     ratio = _test_train_ratio([record for group in complete.values() for record in group])
     marks = {}
     for column in columns:
-        better, target = _direction(column.metric)
+        better, target = direction(column.metric)
         if better is None:
             continue
         values = {key: [_value(r, column) for r in group] for key, group in complete.items()}
@@ -309,7 +309,7 @@ def _worse_than_base(
         return set()
     worse = set()
     for column in columns:
-        better, _ = _direction(column.metric)
+        better, _ = direction(column.metric)
         if better is None or not column.metric.startswith("vmsp_"):
             continue
         sign = 1 if better == "lower" else -1
@@ -322,7 +322,7 @@ def _worse_than_base(
     return worse
 
 
-def _direction(metric: str) -> tuple[str | None, float | None]:
+def direction(metric: str) -> tuple[str | None, float | None]:
     """Return (lower, higher or None) and the target whose distance is to be low, if any."""
     from uqbench.metrics import METRICS
 

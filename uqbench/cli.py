@@ -406,6 +406,44 @@ def _warn_of_missing_cells(run: str) -> None:
 
 
 @main.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@_text_option(
+    "--against", default="paper", show_default=True, metavar="paper", help="What to compare with."
+)
+@click.option(
+    "--format",
+    "format_",
+    metavar="table|csv|md",
+    help="Default: table, or what the suffix of --out says.",
+)
+@_text_option("--out", metavar="FILE", help="Write to a file instead of the terminal.")
+@_data_dir_option
+def compare(
+    runs: tuple[str, ...], against: str, format_: str | None, out: str | None, data_dir: str | None
+) -> None:
+    """Show results beside the numbers that the NUQLS paper prints.
+
+    A number counts as reproduced if it is within 3 of the paper's standard deviations, or better.
+    """
+    from uqbench.api import comparison
+    from uqbench.comparison_report import Report
+    from uqbench.results import Results
+
+    report = Report(comparison(Results.load(runs), against, data_dir))
+    for run in runs:
+        _warn_of_missing_cells(run)
+    if out is not None:
+        report.write(out, format_)
+        click.echo(f"Comparison: {out}", err=True)
+    elif format_ in (None, "table"):
+        from rich.console import Console
+
+        Console().print(report)
+    else:
+        click.echo(report.render(format_), nl=False)
+
+
+@main.command()
 @click.argument("run_dir", metavar="[RUN]", required=False)
 @click.option("--kind", type=click.Choice(tuple(KINDS)), help="What to draw.")
 @_text_option("--out", metavar="FILE", help="A .png, .svg or .pdf file (default: RUN/KIND.png).")

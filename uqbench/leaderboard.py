@@ -11,17 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uqbench.boards import Board, Statistic, boards
-from uqbench.errors import UsageError
-from uqbench.formatting import UNDEFINED, compact_json, printable
+from uqbench.formatting import UNDEFINED, compact_json
 from uqbench.leaderboard_columns import WORSE_THAN_BASE
 from uqbench.records import Record
-from uqbench.replacement import replacement
-from uqbench.suggestions import did_you_mean
+from uqbench.text_formats import check_format, plain_text, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
-
-FORMATS = ("table", "csv", "md")
 
 FEW_SEEDS = 10
 """Below this number of seeds the legend says that the test has little power."""
@@ -60,35 +56,17 @@ class Leaderboard:
 
     def render(self, format: str = "table", *, width: int = 120) -> str:
         """Return the leaderboard as text: ``table`` (of ``width`` columns), ``csv`` or ``md``."""
+        check_format(format, "leaderboard")
         if format == "csv":
             return self._csv()
-        if format == "md":
-            return self._markdown()
-        if format == "table":
-            return self._plain(width)
-        hint = did_you_mean(format, FORMATS)
-        raise UsageError(f"no leaderboard format named '{printable(format)}'.{hint}")
+        return self._markdown() if format == "md" else plain_text(self, width)
 
     def write(self, path: str | Path, format: str | None = None) -> None:
         """Write the leaderboard to a file, which is whole or unchanged at any time.
 
         format: as in :meth:`render`; by default from the suffix, ``.csv``, ``.md`` or ``.txt``.
         """
-        path = Path(path)
-        if format is None:
-            suffixes = {".csv": "csv", ".md": "md", ".txt": "table"}
-            if path.suffix.lower() not in suffixes:
-                raise UsageError(
-                    f"{path}: unknown suffix '{path.suffix}' for a leaderboard; use "
-                    f"{', '.join(suffixes)}, or name the format."
-                )
-            format = suffixes[path.suffix.lower()]
-        text = self.render(format)
-        try:
-            with replacement(path) as file:
-                file.write(text.encode())
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+        write_text(path, format, "leaderboard", self.render)
 
     def tidy_rows(self) -> Iterator[dict[str, Any]]:
         """Yield one mapping per problem, method and number (metrics, then costs).
@@ -142,13 +120,6 @@ class Leaderboard:
         legend = " ".join(self._legend(star=False, time_std=True))
         parts = [*map(board_as_markdown, self.boards), escaped(legend)]
         return "\n\n".join(parts) + "\n"
-
-    def _plain(self, width: int) -> str:
-        from rich.console import Console
-
-        text = io.StringIO()
-        Console(file=text, width=width, color_system=None, legacy_windows=False).print(self)
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         from rich.padding import Padding

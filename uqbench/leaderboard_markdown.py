@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from uqbench.boards import Board
 from uqbench.leaderboard_columns import (
@@ -31,10 +32,10 @@ def board_as_markdown(board: Board) -> str:
         *time_columns(board, with_std=True),
     ]
     if board.shown_rows:
-        lines.append(_row([escaped(" ".join(column.header_lines)) for column in columns]))
-        lines.append(_row([":--", *["--:"] * (len(columns) - 1)]))
+        lines.append(markdown_row([escaped(" ".join(column.header_lines)) for column in columns]))
+        lines.append(markdown_row([":--", *["--:"] * (len(columns) - 1)]))
         for position in range(len(board.shown_rows)):
-            lines.append(_row([_cell(column.cells[position]) for column in columns]))
+            lines.append(markdown_row([_cell(column.cells[position]) for column in columns]))
         lines.append("")
     lines += [f"- {escaped(label)}: {escaped(text)}" for label, text in board.notes]
     return "\n".join(lines).rstrip()
@@ -44,5 +45,6 @@ def _cell(cell: Cell) -> str:
     return f"**{escaped(cell.text)}**" if cell.bold else escaped(cell.text)
 
 
-def _row(cells: list[str]) -> str:
+def markdown_row(cells: Sequence[str]) -> str:
+    """Return one line of a table; the cells are escaped already."""
     return f"| {' | '.join(cells)} |"
