@@ -103,7 +103,7 @@ def descend_in_closed_form(
     start, newest = start.double(), basis
     projected = start.new_zeros(0, 0)  # QᵀKQ
     coefficients = start.new_zeros(0, residuals.shape[1])  # Qᵀα
-    judged = 0
+    judged = 2 * len(start)  # fewer products hardly ever do
     for step in range(1, descent.epochs + 1):
         image = product(newest)
         if not image.isfinite().all():

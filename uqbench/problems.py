@@ -24,6 +24,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -305,7 +306,7 @@ def validated(kind: type, values: Mapping[str, Any], where: str) -> Any:
     unbounded = getattr(kind, "unbounded", ())
     _require_finite({k: v for k, v in values.items() if k not in unbounded}, where)
     try:
-        return TypeAdapter(kind).validate_python(dict(values))
+        return _validator(kind).validate_python(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -316,6 +317,9 @@ def validated(kind: type, values: Mapping[str, Any], where: str) -> Any:
         message = first["msg"].removeprefix("Value error, ")
         seen = "" if first["type"] in {"value_error", "missing"} else f", got {first['input']!r}"
         raise UsageError(f"{place}: {message}{seen}") from None
+
+
+_validator = cache(TypeAdapter)  # which takes longer to make than many methods to fit
 
 
 def _require_finite(value: Any, where: str, key: str = "") -> None:
