@@ -230,7 +230,7 @@ class Comparison:
             names += " (every group of settings counts)"
         good = sum(pair.good for pair in main)
         bad = [pair for pair in main if not pair.good]
-        lines = [f"No number of {names} has a standard deviation of the paper to be judged by."]
+        lines = [f"No number of {names} that has a standard deviation in the paper was compared."]
         if main:
             lines = [
                 f"Of {len(main)} numbers compared for {names}, {good} are within {LIMIT} standard "
@@ -251,7 +251,7 @@ class Comparison:
             if number.method in HEADLINE and not math.isnan(number.std)
         }
         if left := len(printed - compared):
-            lines[0] += f" The paper has {left} more of them, which were not run."
+            lines[0] += f" {left} {'others ' if main else ''}in the paper were not run."
         by_method: dict[str, list[Pair]] = {}
         for pair in self.judged:
             by_method.setdefault(self.label(pair), []).append(pair)
@@ -322,6 +322,8 @@ def compare_with_paper(records: Sequence[Record], data_dir: str | Path | None = 
         for pair in _pairs(number, by_problem.get(number.problem), surroundings)
     ]
     covered = {pair.number.table for pair in pairs if pair.ours.seeds}
+    if not covered:
+        raise UsageError(_nothing_finished(full))
     not_covered: dict[str, dict[str, None]] = {}
     for pair in pairs:
         # what another system's numbers lack is said of the tables that are shown
@@ -348,6 +350,16 @@ def _nothing_to_compare(
     return (
         f"nothing to compare with the paper: the runs hold {there}; the paper's tables have "
         f"{', '.join(sorted(known)[-3:])} and others ('uqbench list problems')"
+    )
+
+
+def _nothing_finished(records: Sequence[Record]) -> str:
+    held = dict.fromkeys(
+        printable(f"{r.identity.method} on {r.identity.problem} ({r.status})") for r in records
+    )
+    return (
+        "nothing to compare with the paper: no finished cell of the runs is in its tables; they "
+        f"hold {shortened(', '.join(held), 100)}"
     )
 
 

@@ -35,12 +35,7 @@ def page(report: Report) -> str:
         parts.append("\n".join(_section(report, table, pairs)))
     if comparison.not_covered:
         parts.append("## Tables without a result")
-        parts.append(
-            "\n".join(
-                f"- {escaped(TITLES[table])}: {escaped(reason)}."
-                for table, reason in comparison.not_covered.items()
-            )
-        )
+        parts.append("\n".join(f"- {escaped(text)}" for text in report.tables_without_result()))
     return "\n\n".join(parts) + "\n"
 
 

@@ -86,11 +86,9 @@ class Report:
         A method's name stands in its first row only.
         """
         shown = [pair for pair in pairs if pair.verdict != "not run"]
-        order = {
-            key: place for place, key in enumerate(dict.fromkeys(_group(pair) for pair in shown))
-        }
-        problems = {p: i for i, p in enumerate(dict.fromkeys(q.number.problem for q in shown))}
-        shown.sort(key=lambda pair: (problems[pair.number.problem], order[_group(pair)]))
+        problems = list(dict.fromkeys(pair.number.problem for pair in shown))
+        groups = list(dict.fromkeys(map(_group, shown)))
+        shown.sort(key=lambda p: (problems.index(p.number.problem), groups.index(_group(p))))
         lines = []
         before = None
         for pair in shown:
@@ -136,6 +134,13 @@ class Report:
         used = {id(pair.explanation): pair.explanation for pair in pairs if pair.explanation}
         return sorted((self._letters[key], one) for key, one in used.items() if one is not None)
 
+    def tables_without_result(self) -> list[str]:
+        """One sentence for each reason, like ``Table 3, Table 4: not in these runs.``"""
+        tables: dict[str, list[str]] = {}
+        for table, reason in self.comparison.not_covered.items():
+            tables.setdefault(reason, []).append(TITLES[table].partition(":")[0])
+        return [f"{', '.join(names)}: {reason}." for reason, names in tables.items()]
+
     def _csv(self) -> str:
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -162,8 +167,8 @@ class Report:
             yield Text()
         for letter, one in self.explanations(self.comparison.pairs):
             yield Text(f"({letter}) {one.because}")
-        for table, reason in self.comparison.not_covered.items():
-            yield Text(f"{TITLES[table]}: {reason}.")
+        for sentence in self.tables_without_result():
+            yield Text(sentence)
         for note in self.comparison.notes:
             yield Text(note)
         for sentence in RULE:
@@ -199,9 +204,14 @@ def paper_text(pair: Pair) -> str:
         return format_seconds(number.mean)
     if number.decimals > 6 and number.mean:
         digits = max(0, number.decimals + math.floor(math.log10(abs(number.mean))))
-        return f"{number.mean:.{digits}e}".replace("e-0", "e-")
+        return _exponent(f"{number.mean:.{digits}e}")
     text = f"{number.value:.{number.decimals}f}"
     return text if math.isnan(number.std) else f"{text} ± {number.std:.{number.decimals}f}"
+
+
+def _exponent(text: str) -> str:
+    """``1.0e-07`` as ``1.0e-7``, ``1e+02`` as ``1e2``."""
+    return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
 def difference_text(pair: Pair) -> str:
@@ -213,7 +223,7 @@ def difference_text(pair: Pair) -> str:
         return "" if pair.verdict == "time" else UNDEFINED
     factor = pair.ours.mean / pair.number.value
     if factor > 0 and not 0.1 < factor < 10:
-        return f"×{factor:.1e}"
+        return f"×{_exponent(f'{factor:.2g}')}"
     return f"{pair.relative:+.1%}"
 
 

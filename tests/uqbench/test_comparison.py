@@ -140,7 +140,7 @@ def test_without_a_std_the_relative_difference_is_shown_and_nothing_judged():
     pair = beside(0.0517, std=NAN)
     assert (pair.verdict, difference_text(pair)) == ("no std", "+10.0%")
     assert math.isnan(pair.in_std)
-    assert difference_text(beside(4.7, std=NAN)) == "×1.0e+02"
+    assert difference_text(beside(4.7, std=NAN)) == "×1e2"
     zero = beside(0.0517, std=NAN, mean=0.0)
     assert (zero.verdict, difference_text(zero)) == ("no std", "–")
 
@@ -273,8 +273,8 @@ def test_the_summary_counts_a_number_once_though_two_tables_print_it():
     headline, by_method = compare_with_paper(records).summary()
     assert headline == (
         "Of 3 numbers compared for nuqls, map and lla, 2 are within 3 standard deviations of the "
-        "paper's or better. Of the other 1, none can be explained. The paper has 81 more of them, "
-        "which were not run."
+        "paper's or better. Of the other 1, none can be explained. 81 others in the paper were not "
+        "run."
     )
     assert by_method == "Within 3 or better, by method: nuqls 2 of 3."
 
@@ -344,6 +344,16 @@ def test_the_papers_digits_are_kept():
 # The command
 
 
+def test_tables_without_a_result_are_listed_by_their_reason(tmp_path):
+    report = Report(compare_with_paper(energy({}), tmp_path))
+    sentences = report.tables_without_result()
+    assert "Table 3, Table 4: not in these runs." in sentences
+    missing = "needs fashion-mnist and mnist, not in the data folder"
+    assert f"Table 2, Table 6, Table 11: {missing}." in sentences
+    assert all(sentence in report.render("table", width=1000) for sentence in sentences)
+    assert all(f"- {sentence}" in report.render("md") for sentence in sentences)
+
+
 @pytest.fixture
 def run_dir(tmp_path):
     for one in energy({}, {}):
@@ -392,6 +402,19 @@ def test_runs_without_a_problem_of_the_paper_are_refused(tmp_path):
     assert result.exit_code == 2
     assert "nothing to compare with the paper: the runs hold sklearn/digits;" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "what"),
+    [
+        (record("vi", 0, NUQLS_ON_ENERGY), "vi on uci/energy (ok)"),
+        (record("nuqls", 0, status="oom"), "nuqls on uci/energy (oom)"),
+    ],
+)
+def test_runs_without_a_finished_cell_of_the_paper_are_refused(cell, what):
+    message = "no finished cell of the runs is in its tables; they hold " + re.escape(what)
+    with pytest.raises(UsageError, match=message):
+        compare_with_paper([cell])
 
 
 def test_results_and_folders_give_the_same_frame(run_dir):
