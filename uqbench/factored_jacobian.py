@@ -23,12 +23,6 @@ from uqbench.networks import as_matrix, described, is_tied, trainable
 GRAM_ROWS = 1024
 """Rows of a Gram matrix formed at a time: bounds the temporaries and keeps them in cache."""
 
-FEW_OUTPUTS = 20
-"""With more outputs C, products of ten members cost less by automatic differentiation.
-
-In propagations through the network: C + 2S once the C backward passes are shared, against 4S.
-"""
-
 
 class NotFactorableError(Exception):
     """The trainable parameters are not all in layers that are each applied once, row by row."""
@@ -124,6 +118,23 @@ def _is_used_by_layers_alone(
     return sorted(map(id, used)) == sorted(map(id, own))
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What one input takes, about.
+
+    row: numbers held while its layers are filled: the factors, what they are summed from, and the
+    graph, which has the layers' inputs and outputs about twice.
+    member: more of them for each member of a product.
+    autograd: more of them for each member of a product by automatic differentiation.
+    gram_operations: operations of the Gram matrix, for a pair of inputs.
+    """
+
+    row: int
+    member: int
+    autograd: int
+    gram_operations: int
+
+
 class FactoredJacobian(Jacobian):
     """The Jacobian kept as each layer's factors.
 
@@ -162,25 +173,25 @@ class FactoredJacobian(Jacobian):
         return layers
 
     @property
-    def numbers_per_row(self) -> int:
-        """About how many numbers of memory a row takes while the layers are filled.
-
-        The factors, what they are summed from, and the graph: twice the layers' inputs and outputs.
-        """
-        layers = self._unfilled
-        kept = sum(layer.entries + layer.working_entries for layer in layers)
-        used = self._captured.layers.values()
-        return kept + 2 * sum(a[0].numel() + h[0].numel() for a, h in used)
+    def _unfilled(self) -> list[LayerJacobian]:
+        captured, classes = self._captured.layers, self.outputs.shape[1]
+        return [
+            layer_jacobian(Patches.of(module, *captured[module], place), place, classes)
+            for module, place in self._places.items()
+        ]
 
     @property
-    def _unfilled(self) -> list[LayerJacobian]:
-        classes = self.outputs.shape[1]
-        return [
-            layer_jacobian(Patches.of(module, *tensors, place), place, classes)
-            for (module, tensors), place in zip(
-                self._captured.layers.items(), self._places.values(), strict=True
-            )
-        ]
+    def sizes(self) -> Sizes:
+        """What a row takes; to be asked before :attr:`layers`."""
+        layers = self._unfilled
+        graph = sum(a[0].numel() + h[0].numel() for a, h in self._captured.layers.values())
+        return Sizes(
+            row=2 * graph + sum(layer.entries + layer.working_entries for layer in layers),
+            member=max(layer.working_entries_per_member for layer in layers),
+            # the activations, their tangents or cotangents, and as much for the layer at work
+            autograd=2 * graph,
+            gram_operations=sum(layer.gram_operations for layer in layers),
+        )
 
     def __getstate__(self) -> dict:
         self.layers  # noqa: B018 - a graph cannot be pickled
@@ -209,7 +220,7 @@ class FactoredJacobian(Jacobian):
     @property
     def gram_operations(self) -> int:
         layers = self._unfilled if self._captured else self.layers
-        return sum(layer.gram_operations(len(self.outputs)) for layer in layers)
+        return len(self.outputs) ** 2 * sum(layer.gram_operations for layer in layers)
 
     def gram(self, other: Jacobian | None = None) -> Tensor:
         symmetric = other is None
@@ -234,8 +245,11 @@ class FactoredJacobian(Jacobian):
 class BlockwiseJacobian(Jacobian):
     """Factored Jacobians of blocks of rows, of CHUNK_BYTES each.
 
-    They are kept where that takes at most a quarter of the free memory, else formed anew in each
-    call. With more than FEW_OUTPUTS outputs, products are left to automatic differentiation.
+    They are kept where that takes at most half of the free memory, else formed anew in each call.
+    Before the products asked for make up for the backward passes of the C outputs, automatic
+    differentiation gives them.
+
+    sizes: of an input.
 
     Raises NotFactorableError as :class:`FactoredJacobian` does.
     """
@@ -243,15 +257,17 @@ class BlockwiseJacobian(Jacobian):
     def __init__(self, network: nn.Module, inputs: Tensor) -> None:
         probe = FactoredJacobian(network, inputs[:1])
         self.num_parameters = probe.num_parameters
+        self.sizes = probe.sizes
         self._network = network
-        self._few = probe.outputs.shape[1] <= FEW_OUTPUTS
-        row_bytes = probe.numbers_per_row * probe.outputs.element_size()
-        count = math.ceil(len(inputs) / max(CHUNK_BYTES // row_bytes, 1))
         self._inputs = inputs
-        self._batches = inputs.tensor_split(count)
-        self._fits = row_bytes * len(inputs) <= available_bytes(inputs.device) / 4
+        row_bytes = self.sizes.row * inputs.element_size()
+        self._batches = inputs.tensor_split(
+            math.ceil(len(inputs) / max(CHUNK_BYTES // row_bytes, 1))
+        )
+        self._fits = row_bytes * len(inputs) <= available_bytes(inputs.device) / 2
         self._kept: list[FactoredJacobian] = []
-        if self._fits and self._few:
+        self._products = 0
+        if self._fits:
             self._kept = [FactoredJacobian(network, batch) for batch in self._batches]
             parts = [block.outputs for block in self._kept]
         else:
@@ -271,21 +287,39 @@ class BlockwiseJacobian(Jacobian):
             for batch in self._batches[first:]:
                 yield FactoredJacobian(self._network, batch)
 
-    def _by_autograd(self) -> AutogradJacobian:
-        return AutogradJacobian(self._network, self._inputs, self.outputs)
+    def _is_worth_its_layers(self, members: int) -> bool:
+        """Whether one more product with as many vectors makes up for the C backward passes.
+
+        A product costs a propagation for each vector with the layers' factors, two without. As much
+        again is expected of an operator that is used for the first time.
+        """
+        if self._fits:
+            self._products += members
+        return self.outputs.shape[1] <= (2 * self._products if self._fits else members)
+
+    def _by_autograd(self, members: int) -> Iterator[AutogradJacobian]:
+        """Operators of as many rows as ``members`` can be pushed through in the free memory."""
+        row_bytes = members * self.sizes.autograd * self._inputs.element_size()
+        rows = max(int(available_bytes(self._inputs.device) / 4 / row_bytes), 1)
+        for inputs, outputs in zip(self._inputs.split(rows), self.outputs.split(rows), strict=True):
+            yield AutogradJacobian(self._network, inputs, outputs)
 
     def matvec(self, tangents: Tensor) -> Tensor:
-        if not self._few:
-            return self._by_autograd().matvec(tangents)
-        return torch.cat([block.matvec(tangents) for block in self._blocks()], 1)
+        by_layers = self._is_worth_its_layers(len(tangents))
+        parts = self._blocks() if by_layers else self._by_autograd(len(tangents))
+        return torch.cat([part.matvec(tangents) for part in parts], 1)
 
     def rmatvec(self, cotangents: Tensor) -> Tensor:
-        if not self._few:
-            return self._by_autograd().rmatvec(cotangents)
         result = cotangents.new_zeros(len(cotangents), self.num_parameters)
-        parts = cotangents.split([len(batch) for batch in self._batches], 1)
-        for block, part in zip(self._blocks(), parts, strict=True):
-            block.rmatvec(part, result)
+        row = 0
+        if self._is_worth_its_layers(len(cotangents)):
+            for block in self._blocks():
+                block.rmatvec(cotangents[:, row : row + len(block.outputs)], result)
+                row += len(block.outputs)
+            return result
+        for part in self._by_autograd(len(cotangents)):
+            result += part.rmatvec(cotangents[:, row : row + len(part.outputs)])
+            row += len(part.outputs)
         return result
 
     def dense(self) -> Tensor:
@@ -293,8 +327,7 @@ class BlockwiseJacobian(Jacobian):
 
     @property
     def gram_operations(self) -> int:
-        single = FactoredJacobian(self._network, self._inputs[:1])
-        return len(self._inputs) ** 2 * single.gram_operations
+        return len(self._inputs) ** 2 * self.sizes.gram_operations
 
     def gram(self, other: Jacobian | None = None) -> Tensor:
         symmetric = other is None

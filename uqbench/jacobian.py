@@ -22,6 +22,7 @@ from uqbench.networks import (
     require_no_recurrence,
     trainable,
 )
+from uqbench.stacked import convolves_on_cpu
 
 CHUNK_BYTES = 2**28
 """Size of the pieces, dense or factored, in which Jacobians of many inputs are worked on."""
@@ -115,6 +116,8 @@ class AutogradJacobian(Jacobian):
             ) from error
 
     def rmatvec(self, cotangents: Tensor) -> Tensor:
+        if convolves_on_cpu(self._network):
+            return self._one_by_one(cotangents)
         _, pull = vjp(self._forward(self._inputs), self._parameters)
 
         def flat(cotangent: Tensor) -> Tensor:
@@ -122,6 +125,23 @@ class AutogradJacobian(Jacobian):
             return torch.cat([part.reshape(-1) for part in gradient.values()])
 
         return vmap(flat)(cotangents)
+
+    def _one_by_one(self, cotangents: Tensor) -> Tensor:
+        """Jᵀ u by a backward pass for each u, in less memory and, with convolutions, time."""
+        parameters = [p for p in self._network.parameters() if p.requires_grad]
+        with torch.enable_grad():
+            outputs = as_matrix(self._network(self._inputs))
+        result = cotangents.new_empty(len(cotangents), self.num_parameters)
+        for member, cotangent in enumerate(cotangents):
+            parts = torch.autograd.grad(
+                outputs,
+                parameters,
+                cotangent,
+                retain_graph=member + 1 < len(cotangents),
+                materialize_grads=True,
+            )
+            torch.cat([part.flatten() for part in parts], out=result[member])
+        return result
 
     def dense(self) -> Tensor:
         return torch.cat(list(self._chunks())).flatten(0, 1)

@@ -183,7 +183,7 @@ class LayerJacobian(ABC):
         self.patches = patches
         self.place = place
         self.classes = classes
-        self.width = patches.shape[2]
+        self.shape = patches.shape
 
     @property
     @abstractmethod
@@ -194,6 +194,11 @@ class LayerJacobian(ABC):
     def working_entries(self) -> int:
         """How many more a row takes until :meth:`finish`."""
         return 0
+
+    @property
+    def working_entries_per_member(self) -> int:
+        """How many a row takes for each member of a product."""
+        return 3 * self.place.outputs * self.shape[3]
 
     @abstractmethod
     def record(self, output: int, gradient: Tensor) -> None:
@@ -215,9 +220,10 @@ class LayerJacobian(ABC):
     def columns(self, rows: slice) -> Tensor:
         """J at some of the N inputs as columns (n·C, O, K)."""
 
+    @property
     @abstractmethod
-    def gram_operations(self, rows: int) -> int:
-        """Operations of the Gram matrix of ``rows`` inputs with as many."""
+    def gram_operations(self) -> int:
+        """Operations of the Gram matrix, for a pair of inputs."""
 
     @abstractmethod
     def add_gram(self, block: Tensor, rows: slice, other: LayerJacobian, columns: slice) -> None:
@@ -240,7 +246,7 @@ class OuterProducts(LayerJacobian):
 
     @property
     def entries(self) -> int:
-        return self.patches.shape[2] + self.classes * self.place.outputs
+        return self.shape[2] + self.classes * self.place.outputs
 
     def record(self, output: int, gradient: Tensor) -> None:
         self._backward.append(gradient.flatten(1))
@@ -269,8 +275,9 @@ class OuterProducts(LayerJacobian):
         inputs = self.inputs[rows].repeat_interleave(self.classes, 0).unsqueeze(1)
         return self.backward[rows].flatten(0, 1).unsqueeze(-1) * inputs
 
-    def gram_operations(self, rows: int) -> int:
-        return 2 * (rows * self.classes) ** 2 * (self.width + self.place.outputs)
+    @property
+    def gram_operations(self) -> int:
+        return 2 * self.classes**2 * (self.shape[2] + self.place.outputs)
 
     def add_gram(self, block: Tensor, rows: slice, other: OuterProducts, columns: slice) -> None:
         backward = self.backward[rows].flatten(0, 1) @ other.backward[columns].flatten(0, 1).mT
@@ -292,15 +299,19 @@ class SummedProducts(LayerJacobian):
 
     @property
     def entries(self) -> int:
-        return self.classes * self.place.outputs * self.width
+        return self.classes * self.place.outputs * self.shape[2]
 
     @property
     def working_entries(self) -> int:
-        pending = max(SUMMED_ROWS, self.place.outputs) * self.patches.shape[3]
-        return math.prod(self.patches.shape[1:]) + pending
+        pending = max(SUMMED_ROWS, self.place.outputs) * self.shape[3]
+        return math.prod(self.shape[1:]) + 2 * pending
+
+    @property
+    def working_entries_per_member(self) -> int:
+        return self.classes
 
     def record(self, output: int, gradient: Tensor) -> None:
-        rows, groups, size, positions = self.patches.shape
+        rows, groups, size, positions = self.shape
         if output == 0:
             self._factor = self.patches.by_row()
             shape = (rows, self.classes, groups, self.place.outputs // groups, size)
@@ -329,8 +340,9 @@ class SummedProducts(LayerJacobian):
     def columns(self, rows: slice) -> Tensor:
         return self._sums[rows].flatten(0, 1).unflatten(1, (self.place.outputs, -1))
 
-    def gram_operations(self, rows: int) -> int:
-        return 2 * (rows * self.classes) ** 2 * self.place.outputs * self.width
+    @property
+    def gram_operations(self) -> int:
+        return 2 * self.classes**2 * self.place.outputs * self.shape[2]
 
     def add_gram(self, block: Tensor, rows: slice, other: SummedProducts, columns: slice) -> None:
         block.addmm_(self._sums[rows].flatten(0, 1), other._sums[columns].flatten(0, 1).mT)
@@ -344,11 +356,11 @@ class Factors(LayerJacobian):
 
     @property
     def entries(self) -> int:
-        own = self.patches.inputs[0].numel()
-        return own + self.classes * self.place.outputs * self.patches.shape[3]
+        # its input is in the graph as well, which is counted apart
+        return self.classes * self.place.outputs * self.shape[3]
 
     def record(self, output: int, gradient: Tensor) -> None:
-        rows, _, _, positions = self.patches.shape
+        rows, _, _, positions = self.shape
         if output == 0:
             shape = (rows, self.classes, self.place.outputs, positions)
             self._backward = gradient.new_empty(shape)
@@ -358,7 +370,7 @@ class Factors(LayerJacobian):
         pass
 
     def push(self, tangents: Tensor) -> Tensor:
-        rows, _, _, positions = self.patches.shape
+        rows, _, _, positions = self.shape
         shape = (len(tangents), self.place.outputs, rows, positions)
         pushed = 0
         if self.place.weight is not None:
@@ -369,7 +381,7 @@ class Factors(LayerJacobian):
         return (pushed @ self._backward.flatten(2).mT).transpose(0, 1)
 
     def pull(self, cotangents: Tensor, onto: Tensor) -> None:
-        positions = self.patches.shape[3]
+        positions = self.shape[3]
         pulled = cotangents.transpose(0, 1) @ self._backward.flatten(2)  # (N, S, O·L)
         pulled = pulled.unflatten(2, (-1, positions)).permute(1, 2, 0, 3).flatten(2)  # (S, O, N·L)
         if self.place.bias is not None:
@@ -384,14 +396,14 @@ class Factors(LayerJacobian):
 
     def _weights(self, vectors: Tensor) -> Tensor:
         """The weights' part of vectors (S, p): a view (S, g, O/g, K), K without the bias."""
-        groups, size = self.patches.shape[1], self.patches.shape[2] - self.patches.with_bias
+        groups, size = self.shape[1], self.shape[2] - self.patches.with_bias
         shape = (len(vectors), groups, self.place.outputs // groups, size)
         return vectors[:, self.place.weight].view(shape)
 
     @property
     def _patches_of_weights(self) -> Tensor:
         """u without the row of ones, (g, K, N·L)."""
-        rows, groups, size, positions = self.patches.shape
+        rows, groups, size, positions = self.shape
         shape = (rows, groups, size - self.patches.with_bias, positions)
         return replace(self.patches, with_bias=False, shape=shape).by_group()
 
@@ -400,18 +412,19 @@ class Factors(LayerJacobian):
         backward = self._backward[rows].unflatten(2, (patches.shape[2], -1))
         return (patches @ backward.mT).mT.flatten(2, 3).flatten(0, 1)
 
-    def gram_operations(self, rows: int) -> int:
-        return 2 * rows**2 * min(self._dense_operations, self._pairwise_operations)
+    @property
+    def gram_operations(self) -> int:
+        return 2 * min(self._dense_operations, self._pairwise_operations)
 
     @property
     def _dense_operations(self) -> int:
         """Of one pair of inputs, with the Jacobian formed for a chunk of rows at a time."""
-        return self.classes**2 * self.place.outputs * self.patches.shape[2]
+        return self.classes**2 * self.place.outputs * self.shape[2]
 
     @property
     def _pairwise_operations(self) -> int:
         """Of one pair of inputs, by :meth:`_pairwise`."""
-        _, groups, size, positions = self.patches.shape
+        _, groups, size, positions = self.shape
         products = positions**2 * (groups * size + self.classes * self.place.outputs)
         return products + self.classes**2 * self.place.outputs * positions
 
@@ -435,7 +448,7 @@ class Factors(LayerJacobian):
 
     def _step(self, pairwise: bool) -> int:
         """How many inputs' Jacobians, or pairs of inputs' patch products, fit in a chunk."""
-        _, groups, size, positions = self.patches.shape
+        _, groups, size, positions = self.shape
         numbers = self.classes * self.place.outputs * size
         if pairwise:
             numbers = positions * (self.classes * self.place.outputs + groups * positions)
@@ -456,7 +469,7 @@ class Factors(LayerJacobian):
         return product.transpose(0, 1).flatten(1)
 
     def gram_blocks(self) -> Tensor:
-        rows = self.patches.shape[0]
+        rows = self.shape[0]
         if self._pairwise_operations < self._dense_operations:
             single = (slice(row, row + 1) for row in range(rows))
             return torch.stack([self._pairwise(row, self, row) for row in single])

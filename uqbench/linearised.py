@@ -77,15 +77,22 @@ class Chunks:
 def chunks_in_memory(network: nn.Module, inputs: Tensor, rows: int, members: int) -> Chunks:
     """The largest chunks of a batch of ``rows`` whose products fit in a quarter of the free memory.
 
-    A member needs, for each row, about four times the activations: those of the network, their
-    tangents or cotangents, and as much for the layer at work. inputs: (N, ...), of which one is
-    tried out.
+    Where the layers' factors are formed, all members share them. Else a member needs, for each row,
+    about four times the activations: those of the network, their tangents or cotangents, and as
+    much for the layer at work. inputs: (N, ...), of which one is tried out.
     """
     row = inputs[:1].to(dtype_of(network))
-    numbers = 4 * activations_per_row(network, row)
-    budget = available_bytes(row.device) // 4 // max(numbers * row.element_size(), 1)
-    at_a_time = min(max(budget, 1), rows)
-    return Chunks(at_a_time, min(max(budget // at_a_time, 1), members))
+    jacobian = linearise(network, row)
+    budget = available_bytes(row.device) // 4 // row.element_size()
+    if isinstance(jacobian, AutogradJacobian):
+        shared, own = 0, 4 * activations_per_row(network, row)
+    else:
+        sizes, outputs = jacobian.sizes, jacobian.outputs.shape[1]
+        by_layers = isinstance(jacobian, FactoredJacobian) or outputs <= 2 * members
+        shared, own = (sizes.row, sizes.member) if by_layers else (0, sizes.autograd)
+    at_a_time = min(max(budget // (shared + own * members), 1), rows)
+    left = budget - at_a_time * shared
+    return Chunks(at_a_time, min(max(left // (at_a_time * own), 1), members))
 
 
 def largest_ntk_eigenvalue(network: nn.Module, inputs: Inputs, chunk: int = 1000) -> float:
@@ -96,7 +103,9 @@ def largest_ntk_eigenvalue(network: nn.Module, inputs: Inputs, chunk: int = 1000
     """
     # an operator keeps its inputs: those at streamed ones are made anew in each iteration
     batches = inputs.split(chunk) if isinstance(inputs, Tensor) else in_batches(inputs)
-    kept = [linearise(network, batch) for batch in batches] if isinstance(inputs, Tensor) else None
+    kept = [linearise(network, inputs)] if isinstance(inputs, Tensor) else None
+    if kept and isinstance(kept[0], AutogradJacobian):
+        kept = [linearise(network, batch) for batch in batches]
 
     def operators() -> Iterable[Jacobian]:
         return kept or (linearise(network, batch) for batch in batches)
