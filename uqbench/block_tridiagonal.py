@@ -3,10 +3,10 @@
 Householder reflectors bring A to QTQᵀ with T block tridiagonal. Each A + μI is then as cheap as
 T + μI, whose Cholesky factor has two blocks in a row.
 
-Eigenvalues would make it a division, but a full eigendecomposition costs 15 Cholesky factorisations
-of A (MKL, one thread, n = 1,500 to 3,000), more than a grid of ten takes with one for each μ. This
-reduction takes 3, as nearly all of it is large matrix products (Bischof, Lang & Sun 2000, the first
-of the two stages). ``benchmarks/laplace_grids.py`` measures all three.
+Eigenvalues would make it a division, but a full eigendecomposition costs as much as 9 (n = 700) to
+16 (n = 3,000) Cholesky factorisations of A (MKL, one thread), for which a grid of ten has one for
+each μ. This reduction costs 3 to 4, as nearly all of it is large matrix products (Bischof, Lang &
+Sun 2000, the first of their two stages). ``benchmarks/laplace_grids.py`` compares the three.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BlockTridiagonal:
     """
 
     def __init__(self, matrix: Tensor) -> None:
-        self._size = n = len(matrix)
+        n = len(matrix)
         self._diagonal: list[Tensor] = []
         self._below: list[Tensor] = []
         self._reflectors: list[tuple[Tensor, Tensor]] = []
