@@ -150,15 +150,16 @@ class NUQLS(Method):
         split, task, solver = data.train, data.task, self.solver
         if solver == "exact":
             return self._interpolate(data, network, starts, context)
-        jacobian = None if self.batch_size else linearise(network, split.inputs)
         if solver == "auto" and self.batch_size:
             solver = "minibatch"
-        elif solver == "auto":
+        jacobian = None if solver == "minibatch" else linearise(network, split.inputs)
+        if solver == "auto":
             solver = cheapest_full_batch_solver(jacobian, task, starts, self.epochs)
         lr = self.lr or self._stable_step(network, split.inputs)
         descent = Descent(lr, self.epochs, self.momentum)
         found = {"lr": lr}
         if solver == "minibatch":
+            jacobian = None  # it would hold the factors of all rows
             rows = min(self.batch_size or len(split), len(split))
             chunks = chunks_in_memory(network, split.inputs, rows, len(starts))
             found |= {"rows_at_a_time": chunks.rows, "members_at_a_time": chunks.members}
