@@ -26,7 +26,11 @@ LEVEL = 0.05
 
 
 class Column(NamedTuple):
-    """A metric, and the OoD set that it is measured on ("" for the test split alone)."""
+    """A metric, and the OoD set that it is measured on ("" for the test split alone).
+
+    Where a set is there at several angles, ``rotated:NAME:DEGREES``, the set ``rotated:NAME`` is
+    the mean over them.
+    """
 
     metric: str
     ood_set: str = ""
@@ -237,13 +241,19 @@ def _board(records: Sequence[Record]) -> Board:
 
 
 def _available_columns(records: Sequence[Record]) -> list[Column]:
-    """Every metric of any record, in the catalogue's order, unknown ones last."""
+    """Every metric of any record, in the catalogue's order, unknown ones last.
+
+    Means over angles come before the angles.
+    """
     from uqbench.metrics import METRICS
 
     found: dict[Column, None] = {}
     for record in records:
         for ood_set, metrics in {"": record.outcome.metrics, **record.outcome.ood}.items():
-            found.update(dict.fromkeys(Column(name, ood_set) for name in metrics))
+            sets = [ood_set]
+            if len(_angles(record, _unrotated(ood_set))) > 1:
+                sets.insert(0, _unrotated(ood_set))
+            found.update(dict.fromkeys(Column(name, one) for one in sets for name in metrics))
     order = {name: position for position, name in enumerate(METRICS)}
     return sorted(found, key=lambda column: order.get(column.metric, len(order)))
 
@@ -257,11 +267,16 @@ def _task(records: Sequence[Record]) -> str:
 
 
 def _main_columns(task: str, test_rows: int, available: Sequence[Column]) -> tuple[Column, ...]:
-    """The table's columns. Of a regression on one test point they are those of its interval."""
+    """The table's columns. Of a regression on one test point they are those of its interval.
+
+    Of rotated sets there is the mean over the angles alone.
+    """
     regression = _OF_ONE_POINT if test_rows == 1 else _REGRESSION
     wanted = _CLASSIFICATION if task == "classification" else regression
-    main = [column for name in wanted for column in available if column.metric == name]
-    return tuple(main or available)
+    averaged = {column.ood_set for column in available if column.ood_set}
+    shown = [column for column in available if _unrotated(column.ood_set) not in averaged]
+    main = [column for name in wanted for column in shown if column.metric == name]
+    return tuple(main or shown)
 
 
 def _is_defined(column: Column, rows: Sequence[Row]) -> bool:
@@ -270,8 +285,23 @@ def _is_defined(column: Column, rows: Sequence[Row]) -> bool:
 
 def _value(record: Record, column: Column) -> float:
     outcome = record.outcome
-    metrics = outcome.ood.get(column.ood_set, {}) if column.ood_set else outcome.metrics
-    return float(metrics.get(column.metric, math.nan))
+    if column.ood_set:
+        sets = _angles(record, column.ood_set) or [outcome.ood.get(column.ood_set, {})]
+    else:
+        sets = [outcome.metrics]
+    return sum(float(metrics.get(column.metric, math.nan)) for metrics in sets) / len(sets)
+
+
+def _unrotated(ood_set: str) -> str:
+    """``rotated:NAME`` of ``rotated:NAME:DEGREES``; "" of all other sets."""
+    base, _, degrees = ood_set.rpartition(":")
+    return base if degrees and base.startswith("rotated:") else ""
+
+
+def _angles(record: Record, rotated: str) -> list[Mapping[str, float]]:
+    """The metrics of ``rotated:NAME`` at each angle."""
+    found = record.outcome.ood.items()
+    return [metrics for name, metrics in found if rotated and _unrotated(name) == rotated]
 
 
 def _marks(

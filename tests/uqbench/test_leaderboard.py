@@ -532,6 +532,36 @@ def test_the_csv_marks_best_and_incomplete_and_keeps_failures():
     assert failed["reason"] == "0/2 seeds; seed 0 failed: E: boom; seed 1 not run"
 
 
+def test_rotated_sets_are_averaged_over_the_angles_of_each_seed():
+    """Miani et al. 2024 and the paper's Table 5."""
+    records = []
+    for seed, aurocs in enumerate([(0.5, 0.8), (0.7, 0.9)]):
+        angles = zip(("rotated:mnist:15", "rotated:mnist:180"), aurocs, strict=True)
+        ood = {name: {"ood_auc": auroc} for name, auroc in angles} | {"kmnist": {"ood_auc": 0.6}}
+        records.append(record("a", seed, metrics={"accuracy": 0.9, "nll": 0.3}, ood=ood))
+    board = only_board(records)
+    assert [column.ood_set for column in board.columns if column.ood_set] == [
+        "rotated:mnist",
+        "kmnist",
+    ]
+    averaged = board.rows[0].metrics[Column("ood_auc", "rotated:mnist")]
+    assert averaged.values == pytest.approx((0.65, 0.8))
+    rows = {row["ood_set"]: float(row["mean"]) for row in csv_rows(records) if row["ood_set"]}
+    assert rows == {
+        "rotated:mnist": pytest.approx(0.725),
+        "rotated:mnist:15": pytest.approx(0.6),
+        "rotated:mnist:180": pytest.approx(0.85),
+        "kmnist": pytest.approx(0.6),
+    }
+
+
+def test_a_set_at_one_angle_is_shown_as_that():
+    ood = {"rotated:mnist:45": {"ood_auc": 0.9}}
+    board = only_board([record("a", 0, metrics={"accuracy": 0.9}, ood=ood)])
+    assert Column("ood_auc", "rotated:mnist:45") in board.columns
+    assert {column.ood_set for column in board.rows[0].metrics} == {"", "rotated:mnist:45"}
+
+
 def test_ood_metrics_have_a_column_per_ood_set():
     ood = {"svhn": {"ood_auc": 0.9}, "kmnist": {"ood_auc": 0.8}}
     records = [record("a", 0, metrics={"accuracy": 0.9, "nll": 0.3}, ood=ood)]
