@@ -12,12 +12,17 @@ from torch import Tensor
 
 from uqbench.context import Context
 from uqbench.laplace import FittedLaplace, Laplace
+from uqbench.linearised import CHUNK_BYTES
 from uqbench.method import Posterior, Task
 from uqbench.networks import as_matrix, dtype_of, outputs_at
-from uqbench.prediction import ClassificationMoments, Prediction, RegressionPrediction
+from uqbench.prediction import (
+    ClassificationMoments,
+    Prediction,
+    RegressionPrediction,
+    concatenate,
+)
 from uqbench.tuning import Grid, log_grid
 
-SAMPLES_AT_A_TIME = 100
 LAST_LAYER_GRID = log_grid(1e-2, 1e2, 20)
 
 
@@ -114,6 +119,12 @@ class LinearisedLaplacePosterior(Posterior):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Prediction:
+        # a covariance takes C² numbers for each input, and the draws S·C
+        numbers = self.draws.shape[1] * max(self.draws.shape)
+        chunks = inputs.split(max(CHUNK_BYTES // (numbers * self.draws.element_size()), 1))
+        return concatenate(map(self._predict, chunks), len(inputs))
+
+    def _predict(self, inputs: Tensor) -> Prediction:
         outputs = as_matrix(self.network(inputs))
         covariance = self._covariance.at(inputs, self._prior_precision, self._noise)
         if self.task is Task.REGRESSION:
@@ -123,6 +134,5 @@ class LinearisedLaplacePosterior(Posterior):
         values, vectors = torch.linalg.eigh(covariance)
         root = (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT
         moments = ClassificationMoments()
-        for draws in self.draws.split(SAMPLES_AT_A_TIME):
-            moments.update(outputs + torch.einsum("ncd,sd->snc", root, draws))
+        moments.update(outputs + torch.einsum("ncd,sd->snc", root, self.draws))
         return moments.prediction()

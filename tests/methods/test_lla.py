@@ -411,3 +411,22 @@ def test_a_chunk_has_room_for_the_activations_behind_a_last_layers_jacobian(trut
     monkeypatch.setattr(laplace_covariance, "CHUNK_BYTES", 5 * 2 * (16 + 16) * 8)
     last = with_last_layer_trainable(truths.mlp(3, 2), truths.rows(9, 3, 0))
     assert laplace_covariance.rows_per_chunk(last, truths.rows(9, 3, 0)) == 5
+
+
+def test_covariances_of_many_classes_are_formed_for_a_few_inputs_at_a_time(truths, monkeypatch):
+    data, network = truths.classification_data(), truths.mlp(3, 3)
+    method = LinearisedLaplace(samples=50)
+    posterior = method.fit(truths.problem(data.task), data, network, truths.context())
+    whole, sizes = posterior.predict(data.train.inputs), []
+    kind = type(posterior._covariance)
+    at = kind.at
+    monkeypatch.setattr(
+        kind,
+        "at",
+        lambda self, inputs, *rest: (sizes.append(len(inputs)), at(self, inputs, *rest))[1],
+    )
+    monkeypatch.setattr("uqbench.methods.lla.CHUNK_BYTES", 4 * 8 * 50 * 3)
+    parts = posterior.predict(data.train.inputs)
+    assert max(sizes) == 4
+    torch.testing.assert_close(parts.probabilities, whole.probabilities, rtol=1e-10, atol=0)
+    torch.testing.assert_close(parts.variance, whole.variance, rtol=1e-8, atol=1e-15)
