@@ -19,6 +19,7 @@ from uqbench.jacobian import CHUNK_BYTES, AutogradJacobian, Jacobian, num_parame
 from uqbench.layer_jacobian import LAYERS, LayerJacobian, Patches, Place, layer_jacobian
 from uqbench.memory import available_bytes
 from uqbench.networks import as_matrix, described, is_tied, trainable
+from uqbench.stacked import activations_per_row
 
 GRAM_ROWS = 1024
 """Rows of a Gram matrix formed at a time: bounds the temporaries and keeps them in cache."""
@@ -41,13 +42,13 @@ def places_in(network: nn.Module) -> dict[nn.Module, Place]:
         start += parameter.numel()
     places = {}
     for name, module in network.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise NotFactorableError(f"{described(name, module)} has no running statistics")
         own = [n for n, p in module.named_parameters(recurse=False) if p.requires_grad]
         if not own:
             continue
         if type(module) not in LAYERS or not set(own) <= {"weight", "bias"}:
             raise NotFactorableError(f"{described(name, module)} holds parameters")
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is None:
-            raise NotFactorableError(f"{described(name, module)} has no running statistics")
         prefix = f"{name}." if name else ""
         weight, bias = slices.get(f"{prefix}weight"), slices.get(f"{prefix}bias")
         places[module] = Place(weight, bias, len(module.weight))
@@ -99,6 +100,8 @@ def _is_used_by_layers_alone(
     outputs: Tensor, layers: Mapping[nn.Module, tuple[Tensor, Tensor]]
 ) -> bool:
     """Whether each parameter enters the outputs once, through its layer's recorded output."""
+    if outputs.grad_fn is None:
+        return False
     pending, met, used = [outputs.grad_fn], {outputs.grad_fn}, []
     while pending:
         for node, _ in pending.pop().next_functions:
@@ -116,23 +119,6 @@ def _is_used_by_layers_alone(
         if parameter.requires_grad
     ]
     return sorted(map(id, used)) == sorted(map(id, own))
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What one input takes, about.
-
-    row: numbers held while its layers are filled: the factors, what they are summed from, and the
-    graph, which has the layers' inputs and outputs about twice.
-    member: more of them for each member of a product.
-    autograd: more of them for each member of a product by automatic differentiation.
-    gram_operations: operations of the Gram matrix, for a pair of inputs.
-    """
-
-    row: int
-    member: int
-    autograd: int
-    gram_operations: int
 
 
 class FactoredJacobian(Jacobian):
@@ -153,7 +139,7 @@ class FactoredJacobian(Jacobian):
         """The layers' Jacobians, after one backward pass for each output."""
         outputs, used = self._captured.outputs, self._captured.layers
         classes = outputs.shape[1]
-        layers = self._unfilled
+        layers = self.unfilled_layers()
         recorded = [output for _, output in used.values()]
         for index in range(classes):
             which = torch.zeros_like(self.outputs)
@@ -172,26 +158,13 @@ class FactoredJacobian(Jacobian):
         self._captured = None
         return layers
 
-    @property
-    def _unfilled(self) -> list[LayerJacobian]:
+    def unfilled_layers(self) -> list[LayerJacobian]:
+        """Those of :attr:`layers`, to be had before them."""
         captured, classes = self._captured.layers, self.outputs.shape[1]
         return [
             layer_jacobian(Patches.of(module, *captured[module], place), place, classes)
             for module, place in self._places.items()
         ]
-
-    @property
-    def sizes(self) -> Sizes:
-        """What a row takes; to be asked before :attr:`layers`."""
-        layers = self._unfilled
-        graph = sum(a[0].numel() + h[0].numel() for a, h in self._captured.layers.values())
-        return Sizes(
-            row=2 * graph + sum(layer.entries + layer.working_entries for layer in layers),
-            member=max(layer.working_entries_per_member for layer in layers),
-            # the activations, their tangents or cotangents, and as much for the layer at work
-            autograd=2 * graph,
-            gram_operations=sum(layer.gram_operations for layer in layers),
-        )
 
     def __getstate__(self) -> dict:
         self.layers  # noqa: B018 - a graph cannot be pickled
@@ -219,7 +192,7 @@ class FactoredJacobian(Jacobian):
 
     @property
     def gram_operations(self) -> int:
-        layers = self._unfilled if self._captured else self.layers
+        layers = self.unfilled_layers() if self._captured else self.layers
         return len(self.outputs) ** 2 * sum(layer.gram_operations for layer in layers)
 
     def gram(self, other: Jacobian | None = None) -> Tensor:
@@ -233,13 +206,47 @@ class FactoredJacobian(Jacobian):
             rows = slice(start * classes, stop * classes)
             block = result[rows, first * classes :]
             for a, b in zip(self.layers, other.layers, strict=True):
-                a.add_gram(block, slice(start, stop), b, slice(first, others))
+                own, its = slice(start, stop), slice(first, others)
+                if type(a) is type(b):
+                    a.add_gram(block, own, b, its)
+                else:  # inputs of another size
+                    block.addmm_(a.columns(own).flatten(1), b.columns(its).flatten(1).mT)
             if symmetric:
                 result[stop * classes :, rows] = block[:, (stop - start) * classes :].mT
         return result
 
     def gram_blocks(self) -> Tensor:
         return sum(layer.gram_blocks() for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one input takes, in numbers and about.
+
+    row: while its layers are filled: the factors, what they are summed from, and the activations,
+    with as much again in the backward pass.
+    member: more for each member of a product with the factors.
+    autograd: for each member of a product by automatic differentiation: the activations, their
+    tangents or cotangents, and as much for the layer at work.
+    gram_operations: operations of the Gram matrix, for a pair of inputs.
+    """
+
+    row: int
+    member: int
+    autograd: int
+    gram_operations: int
+
+
+def sizes_of(network: nn.Module, row: Tensor) -> Sizes:
+    """Try one input (1, ...) out. Raises NotFactorableError."""
+    layers = FactoredJacobian(network, row).unfilled_layers()
+    activations = activations_per_row(network, row)
+    return Sizes(
+        row=2 * activations + sum(layer.entries + layer.working_entries for layer in layers),
+        member=max(layer.working_entries_per_member for layer in layers),
+        autograd=4 * activations,
+        gram_operations=sum(layer.gram_operations for layer in layers),
+    )
 
 
 class BlockwiseJacobian(Jacobian):
@@ -255,9 +262,8 @@ class BlockwiseJacobian(Jacobian):
     """
 
     def __init__(self, network: nn.Module, inputs: Tensor) -> None:
-        probe = FactoredJacobian(network, inputs[:1])
-        self.num_parameters = probe.num_parameters
-        self.sizes = probe.sizes
+        self.num_parameters = num_parameters(network)
+        self.sizes = sizes_of(network, inputs[:1])
         self._network = network
         self._inputs = inputs
         row_bytes = self.sizes.row * inputs.element_size()

@@ -25,7 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from uqbench.errors import UnsupportedError
-from uqbench.factored_jacobian import BlockwiseJacobian, FactoredJacobian, NotFactorableError
+from uqbench.factored_jacobian import (
+    BlockwiseJacobian,
+    FactoredJacobian,
+    NotFactorableError,
+    sizes_of,
+)
 from uqbench.jacobian import CHUNK_BYTES, AutogradJacobian, Jacobian, num_parameters
 from uqbench.memory import available_bytes
 from uqbench.networks import dtype_of
@@ -87,7 +92,7 @@ def chunks_in_memory(network: nn.Module, inputs: Tensor, rows: int, members: int
     if isinstance(jacobian, AutogradJacobian):
         shared, own = 0, 4 * activations_per_row(network, row)
     else:
-        sizes, outputs = jacobian.sizes, jacobian.outputs.shape[1]
+        sizes, outputs = sizes_of(network, row), jacobian.outputs.shape[1]
         by_layers = isinstance(jacobian, FactoredJacobian) or outputs <= 2 * members
         shared, own = (sizes.row, sizes.member) if by_layers else (0, sizes.autograd)
     at_a_time = min(max(budget // (shared + own * members), 1), rows)

@@ -297,16 +297,16 @@ def test_chunks_of_a_batch_do_not_change_the_members(setting, truths, chunks, ba
 
 
 def test_scarce_memory_is_shared_out_to_members_first_and_said_in_the_record(monkeypatch, truths):
-    """An MLP of 3-7-1 takes 56 numbers per row, and 3·7 for each member, of 8 bytes.
+    """An MLP of 3-7-1 takes 50 numbers per row, and 3·7 for each member, of 8 bytes.
 
-    The layers' inputs and outputs twice, 2·(3 + 7 + 7 + 1), and their factors, 4 + 7 + 8 + 1.
+    The activations twice, 2·(7 + 7 + 1), and the layers' factors, 4 + 7 + 8 + 1.
     """
     network, data = truths.mlp(3, 1), truths.regression_data(n=30)
     quarters = 4 * 8
     for free, expected in (
-        (quarters * 10 * (56 + 4 * 21), (10, 4)),
-        (quarters * 3 * (56 + 4 * 21), (3, 4)),
-        (quarters * (56 + 2 * 21), (1, 2)),
+        (quarters * 10 * (50 + 4 * 21), (10, 4)),
+        (quarters * 3 * (50 + 4 * 21), (3, 4)),
+        (quarters * (50 + 2 * 21), (1, 2)),
         (1, (1, 1)),
     ):
         monkeypatch.setattr(linearised, "available_bytes", lambda device, free=free: free)

@@ -86,6 +86,7 @@ def drawn_network(seed):
     return network.eval(), inputs
 
 
+@pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel:UserWarning")
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.parametrize("summed_at_most", [0, 2, 1000])
 def test_drawn_networks_are_differentiated_layer_by_layer(
@@ -110,7 +111,7 @@ def test_blocks_of_rows_change_nothing(rows, summed_at_most, memory, truths, mon
         monkeypatch.setattr(factored_jacobian, "available_bytes", lambda device: 0)
     network, _ = drawn_network(3)
     inputs = torch.randn(5, *drawn_network(3)[1].shape[1:], dtype=torch.float64)
-    row = factored_jacobian.FactoredJacobian(network, inputs[:1]).sizes.row * 8
+    row = factored_jacobian.sizes_of(network, inputs[:1]).row * 8
     monkeypatch.setattr(factored_jacobian, "CHUNK_BYTES", row * rows)
     operator = linearise(network, inputs)
     expected = truths.naive_jacobian(network, inputs)
@@ -285,6 +286,32 @@ def test_other_uses_of_the_parameters_are_left_to_automatic_differentiation(kind
     cotangents = torch.randn(2, 3, 2, dtype=torch.float64)
     pulled = cotangents.flatten(1) @ expected
     torch.testing.assert_close(operator.rmatvec(cotangents), pulled, rtol=1e-10, atol=1e-10)
+
+
+class Detached(Convolutional):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+def test_networks_that_mix_inputs_or_cut_the_gradient_are_not_taken_apart():
+    inputs = torch.randn(3, 1, 4, 4)
+    free = nn.BatchNorm2d(1, affine=False, track_running_stats=False)
+    for network in (nn.Sequential(free, nn.Flatten(), nn.Linear(16, 2)), Detached()):
+        assert isinstance(linearise(network.eval(), inputs), AutogradJacobian)
+
+
+def test_the_gram_matrix_of_images_of_two_sizes_is_their_jacobians_product(truths):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 2, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    network = nn.Sequential(*layers, nn.Linear(2, 2)).double().eval()
+    batches = [torch.randn(2, 1, side, side, dtype=torch.float64) for side in (3, 4, 9)]
+    for left in batches:
+        for right in batches:
+            gram = linearise(network, left).gram(linearise(network, right))
+            expected = (
+                truths.naive_jacobian(network, left) @ truths.naive_jacobian(network, right).mT
+            )
+            torch.testing.assert_close(gram, expected, rtol=1e-10, atol=1e-10)
 
 
 class PartlyFrozen(Convolutional):
