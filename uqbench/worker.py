@@ -149,6 +149,7 @@ def warm_up(plugins: tuple[Path, ...]) -> None:
     with contextlib.suppress(Exception):  # the cell meets the same error, and records it
         load_plugins(plugins)
         import uqbench.evaluator  # noqa: F401
+    gc.freeze()  # the collections after cells need not go through the libraries' objects each time
 
 
 def run_cell(cell: Cell, job: Job) -> str:
