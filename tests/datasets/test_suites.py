@@ -51,6 +51,21 @@ class TestShippedSuites:
         assert problem.methods["nuqls"]["gamma"] == 5
         assert problem.methods["de"]["lr"] == 0.05
 
+    def test_the_convergence_suite_has_the_networks_of_figure_2(self):
+        found = problems("convergence")
+        networks = {name: (p.network.activation, p.network.hidden) for name, p in found.items()}
+        assert networks == {
+            "convergence/tanh-20": ("tanh", (20,)),
+            "convergence/relu-20": ("relu", (20,)),
+            "convergence/relu-20-20": ("relu", (20, 20)),
+            "convergence/tanh-80": ("tanh", (80,)),
+        }
+        for problem in found.values():
+            recipe = problem.training
+            assert (problem.network.parameterisation, problem.network.bias) == ("ntk", False)
+            assert (recipe.lr, recipe.epochs, recipe.nesterov) == (0.1, 5000, True)
+            assert (problem.methods["nuqls"]["lr"], problem.methods["nuqls"]["gamma"]) == (0.1, 1)
+
     def test_the_intervals_have_the_sizes_of_tables_3_and_4(self):
         found = problems("intervals")
         widths = {name: problem.network.hidden for name, problem in found.items()}
