@@ -6,6 +6,7 @@ import pytest
 from uqbench import registry
 from uqbench.cells import Request, parse_setting, plan
 from uqbench.errors import DataError, UsageError
+from uqbench.problems import NetworkSpec, Recipe
 from uqbench.registry import Settings, load_plugins
 
 PLUGIN = """
@@ -95,6 +96,14 @@ def test_planning_again_gives_the_same_keys_and_no_two_cells_share_one(request_)
     keys = [cell.key for cell in plan(request_)]
     assert keys == [cell.key for cell in plan(request_)]
     assert len(set(keys)) == len(keys) == 8
+
+
+def test_choices_that_came_later_leave_older_identities_as_they_were():
+    network, recipe = NetworkSpec().identity(), Recipe(optimizer="sgd").identity()
+    assert not {"bias", "parameterisation", "nesterov"} & {*network, *recipe}
+    assert NetworkSpec(bias=False).identity() == {**network, "bias": False}
+    assert NetworkSpec(parameterisation="ntk").identity() == {**network, "parameterisation": "ntk"}
+    assert Recipe(optimizer="sgd", nesterov=True).identity() == {**recipe, "nesterov": True}
 
 
 def test_an_identity_is_plain_json(request_):
