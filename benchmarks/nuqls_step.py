@@ -4,8 +4,9 @@
 
 A training step is a forward and a backward pass and SGD with momentum; a step of NUQLS linearises
 the network at the batch, takes J V of all members, their residuals, Jᵀ of these and the step with
-momentum. Times are the least of ``--repeats`` runs, the two alternating in one process; on one
-thread they are CPU time. Growth is the slope of a straight line through the logarithms.
+momentum. Where the layers' factors pay, their backward passes are in the column J V. Times are the
+least of ``--repeats`` runs, the two alternating in one process; on one thread they are CPU time.
+Growth is the slope of a straight line through the logarithms.
 """
 
 import argparse

@@ -28,7 +28,6 @@ LAYERS = (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
 """The layers covered; a batch normalisation in eval mode and with running statistics."""
 SUMMED_AT_MOST = 2
 """How many times the entries of G the sum over positions may have to be kept in its place."""
-
 SUMMED_ROWS = 64
 """Backpropagated outputs that are summed together, for matrix products worth the name."""
 
