@@ -4,12 +4,14 @@
 
 The naive implementation stores the Jacobian from torch.func.jacrev, descends in parameter space
 and tunes γ by ternary search over a Python loop of levels. Times are the median of ``--repeats``
-warm runs (of the naive implementation: of one), alternating, in one process.
+warm runs (of the naive implementation: of one), alternating, in one process. What needs the dense
+Jacobian is left out where that does not fit in memory.
 """
 
 import argparse
 import statistics
 import time
+from functools import partial
 
 import torch
 from machine import describe
@@ -21,12 +23,16 @@ from torch.func import functional_call, jacrev, vmap
 from uqbench.context import Context
 from uqbench.data import Split, TrainingData
 from uqbench.evaluator import train_map
+from uqbench.linearised import num_parameters
+from uqbench.memory import available_bytes, peak_host_bytes, reset_peak_host_bytes
 from uqbench.method import Task
 from uqbench.metrics import regression
 from uqbench.networks import build_network
 from uqbench.problems import all_problems, problem_data
 from uqbench.registry import build_method
 from uqbench.seeds import derive_seed
+
+SOLVERS = ("auto", "kernel", "jacobian")
 
 
 def prepare(name, dtype):
@@ -112,39 +118,47 @@ def main():
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float64")
     arguments = parser.parse_args()
     table = Table(title=describe(), title_justify="left")
-    columns = ("data set", "implementation", "seconds", "ratio", "RMSE", "NLL", "ECE")
-    for column in columns:
-        table.add_column(column, justify="right" if column in columns[2:] else "left")
+    for column in ("data set", "implementation"):
+        table.add_column(column)
+    for column in ("seconds", "ratio", "peak MB", "RMSE", "NLL", "ECE"):
+        table.add_column(column, justify="right")
     for name in arguments.names:
         prepared = prepare(name, getattr(torch, arguments.dtype))
-        runs = {
-            "naive": lambda: naive(*prepared),  # noqa: B023
-            "kernel": lambda: ours(*prepared, "kernel"),  # noqa: B023
-            "jacobian": lambda: ours(*prepared, "jacobian"),  # noqa: B023
-        }
+        runs = {solver: partial(ours, *prepared, solver) for solver in SOLVERS}
+        if _dense_fits(*prepared):
+            runs["naive"] = partial(naive, *prepared)
+        else:
+            del runs["jacobian"]
+        rows = {key: _warmed_up(run, prepared[2].targets) for key, run in runs.items()}
         seconds = {key: [] for key in runs}
-        for repeat in range(arguments.repeats + 1):
+        for repeat in range(arguments.repeats):
             for key, run in runs.items():
-                if key == "naive" and repeat > 1:
-                    continue
-                start = time.perf_counter()
-                mean, variance = run()
-                if repeat:  # the first round warms up
+                if key != "naive" or repeat == 0:
+                    start = time.perf_counter()
+                    run()
                     seconds[key].append(time.perf_counter() - start)
-                else:
-                    targets = prepared[2].targets.numpy()
-                    measured = [
-                        regression.rmse(targets, mean.numpy()),
-                        regression.nll(targets, mean.numpy(), variance.numpy()),
-                        regression.ece(targets, mean.numpy(), variance.numpy()),
-                    ]
-                    seconds[key, "metrics"] = [f"{value:.4f}" for value in measured]
-        reference = statistics.median(seconds["naive"])
-        for key in runs:
-            median = statistics.median(seconds[key])
-            row = [name, key, f"{median:.3f}", f"{median / reference:.2f}"]
-            table.add_row(*row, *seconds[key, "metrics"])
+        medians = {key: statistics.median(values) for key, values in seconds.items()}
+        for key, median in medians.items():
+            ratio = f"{median / medians['naive']:.2f}" if "naive" in medians else "-"
+            table.add_row(name, key, f"{median:.3f}", ratio, *rows[key])
     Console(width=120).print(table)
+
+
+def _dense_fits(problem, data, test, network):
+    """Whether a handful of matrices of n x p fit in memory."""
+    size = len(data.train) * num_parameters(network) * data.train.inputs.element_size()
+    return 4 * size < available_bytes(torch.device("cpu"))
+
+
+def _warmed_up(run, targets):
+    """Run once: peak memory beyond what was there, and the metrics, as cells."""
+    reset_peak_host_bytes()
+    before = peak_host_bytes()
+    mean, variance = run()
+    peak = peak_host_bytes() - before
+    arrays = targets.numpy(), mean.numpy(), variance.numpy()
+    measured = regression.rmse(*arrays[:2]), regression.nll(*arrays), regression.ece(*arrays)
+    return f"{peak / 1e6:,.0f}", *(f"{value:.4f}" for value in measured)
 
 
 if __name__ == "__main__":
