@@ -64,7 +64,10 @@ def content_digest(weights: str, root: Path) -> str:
 
 
 def read_weights(weights: str, root: Path) -> Mapping[str, Tensor]:
-    """The state in the file; DataError if it is missing or holds anything else."""
+    """The state in the file; DataError if it is missing, or holds anything but finite numbers.
+
+    Nothing that a file may hold besides tensors is loaded: no code of its is run.
+    """
     import torch
 
     content_digest(weights, root)
@@ -72,12 +75,21 @@ def read_weights(weights: str, root: Path) -> Mapping[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged file does to unpickling
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
-        raise DataError(f"{path}: cannot be read as weights of torch's ({reason})") from None
-    if not isinstance(state, Mapping) or not all(torch.is_tensor(v) for v in state.values()):
+        raise DataError(
+            f"{path}: cannot be read as weights ({type(error).__name__}): it must be a whole file "
+            "of torch.save(network.state_dict(), FILE), which holds tensors alone"
+        ) from None
+    if not isinstance(state, Mapping) or not all(
+        isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in state.items()
+    ):
         raise DataError(
             f"{path}: must hold a state_dict, parameters by name; save network.state_dict()"
         )
+    for name, tensor in state.items():
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise DataError(f"{path}: '{name}' must be a dense tensor of plain numbers")
+        if not tensor.isfinite().all():
+            raise DataError(f"{path}: '{name}' has values that are not finite; train again")
     return state
 
 

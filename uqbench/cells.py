@@ -18,6 +18,7 @@ from uqbench.problems import (
     defining_suites,
     digest,
     load_suite,
+    network_sides,
 )
 from uqbench.records import Identity
 from uqbench.registry import (
@@ -138,6 +139,8 @@ def plan(request: Request) -> list[Cell]:
     for suite, problem in problems:
         for seed in range(request.seeds):
             fingerprint = _fingerprint(request, suite, problem, seed)
+            if seed == 0:
+                _check_weights(request, problem)
             checkpoint = _map_checkpoint(request, problem, fingerprint, seed)
             for method in methods:
                 cells.append(
@@ -245,13 +248,23 @@ def _fingerprint(request: Request, suite: str, problem: Problem, seed: int) -> s
         raise UsageError(f"{_place(suite, problem)}: {error}") from None
 
 
+def _check_weights(request: Request, problem: Problem) -> None:
+    """Raise if the problem's network is given and its file is not there or does not fit."""
+    if problem.network.weights is not None:
+        from uqbench.checkpoints import check_given
+        from uqbench.datasets.root import data_root
+
+        shape, outputs = network_sides(problem, 0, request.data_dir)
+        check_given(problem.network, shape, outputs, data_root(request.data_dir))
+
+
 def _map_checkpoint(request: Request, problem: Problem, fingerprint: str, seed: int) -> str:
     """The id of the MAP network; that of given weights depends on the content of their file."""
     if problem.network.weights is not None:
+        from uqbench.checkpoints import given_id
         from uqbench.datasets.root import data_root
-        from uqbench.datasets.weights import content_digest
 
-        return digest(content_digest(problem.network.weights, data_root(request.data_dir)))
+        return given_id(problem.network.weights, data_root(request.data_dir))
     return digest([MAP_VERSION, _training_identity(problem), fingerprint, seed])
 
 

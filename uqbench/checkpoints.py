@@ -11,10 +11,15 @@ import torch
 from filelock import FileLock
 from torch import nn
 
-from uqbench.datasets.weights import path_of, read_weights
+from uqbench.datasets.weights import content_digest, path_of, read_weights
 from uqbench.errors import DataError
+from uqbench.networks import build_network
+from uqbench.problems import NetworkSpec, digest
 from uqbench.replacement import replacement
 from uqbench.timing import Stopwatch
+
+_WRAPPERS = ("module.", "_orig_mod.")
+"""What DataParallel and torch.compile put before the names of a network's parameters."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,20 +50,41 @@ def cached_network(
     return template.eval(), seconds
 
 
+def given_id(weights: str, root: Path) -> str:
+    """The id of the MAP network that ``network.weights`` names; DataError if there is no file."""
+    return digest(content_digest(weights, root))
+
+
 def given_network(template: nn.Module, weights: str, root: Path) -> nn.Module:
     """Return ``template`` in eval mode with the state that ``network.weights`` names.
 
     Raises DataError if the file is missing, or holds no state of this network.
     """
-    state = read_weights(weights, root)
-    try:
-        template.load_state_dict(state)
-    except RuntimeError as error:
-        fault = str(error).splitlines()[1].strip().rstrip(".")
-        raise DataError(
-            f"{path_of(weights, root)}: does not fit the problem's network: {fault[:200]}"
-        ) from None
+    _fill(template, weights, root)
     return template.eval()
+
+
+def check_given(spec: NetworkSpec, shape: tuple[int, ...], outputs: int, root: Path) -> None:
+    """Raise what :func:`given_network` would for a network of this kind, and build none."""
+    with torch.device("meta"):
+        template = build_network(spec, shape, outputs)
+    _fill(template, spec.weights, root, assign=True)
+
+
+def _fill(template: nn.Module, weights: str, root: Path, assign: bool = False) -> None:
+    state, path = read_weights(weights, root), path_of(weights, root)
+    for name, tensor in template.state_dict().items():
+        if name in state and state[name].is_floating_point() != tensor.is_floating_point():
+            kinds = f"{state[name].dtype}, not {tensor.dtype}"
+            raise DataError(f"{path}: does not fit the problem's network: '{name}' is {kinds}")
+    try:
+        template.load_state_dict(state, assign=assign)
+    except RuntimeError as error:
+        fault = str(error).splitlines()[1].strip().rstrip(".")[:200]
+        for prefix in _WRAPPERS:
+            if all(name.startswith(prefix) for name in state) and state:
+                fault = f"its names begin with '{prefix}'; save the state of the network inside"
+        raise DataError(f"{path}: does not fit the problem's network: {fault}") from None
 
 
 def _loaded(template: nn.Module, path: Path, device: torch.device) -> float | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from uqbench import memory
-from uqbench.checkpoints import cached_network, given_network
+from uqbench.checkpoints import cached_network, given_id, given_network
 from uqbench.context import Context, ignore_progress
 from uqbench.data import Split, TrainingData
 from uqbench.datasets.arrays import Arrays
@@ -129,7 +129,10 @@ def evaluate_cell(
     network = network.to(device=device, dtype=dtype)
     map_seconds = 0.0
     if method.post_hoc and problem.network.weights is not None:
-        network = given_network(network, problem.network.weights, data_folder(data_root))
+        weights, folder = problem.network.weights, data_folder(data_root)
+        if given_id(weights, folder) != cell.map_checkpoint:
+            raise DataError(f"{weights}: has changed since the run was planned; run it again")
+        network = given_network(network, weights, folder)
     elif method.post_hoc:
         map_seed = derive_seed(problem.name, cell.seed, "map")
         network, map_seconds = cached_network(

@@ -471,6 +471,17 @@ def data_fingerprint(problem: Problem, seed: int, root: str | Path | None = None
     return problem_data(problem, seed, root).fingerprint
 
 
+def network_sides(
+    problem: Problem, seed: int, root: str | Path | None = None
+) -> tuple[tuple[int, ...], int]:
+    """Return the shape of one input of the problem's network and its number of outputs."""
+    if problem.of_images:
+        train = _image_parts(problem, seed, root).train
+        return train.shape, len(train.class_names)
+    data = problem_data(problem, seed, root)
+    return data.train.inputs.shape[1:], data.num_classes or 1
+
+
 def _image_parts(problem: Problem, seed: int, root: str | Path | None) -> ImageParts:
     from uqbench.datasets.image_problems import image_parts
     from uqbench.datasets.root import data_root

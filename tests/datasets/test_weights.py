@@ -1,6 +1,7 @@
 """Files with the weights of trained networks."""
 
 import hashlib
+import os
 import re
 
 import pytest
@@ -81,7 +82,15 @@ def test_a_missing_file_names_the_command_if_there_is_one(known, tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"no weights", r"cannot be read as weights of torch's \("),
+        (
+            b"no weights",
+            r"cannot be read as weights \(\w+\): it must be a whole file",
+        ),
+        (b"", r"cannot be read as weights \(EOFError\)"),
+        ({1: torch.ones(2)}, "must hold a state_dict"),
+        ({"a": torch.tensor([1.0, torch.nan])}, "'a' has values that are not finite"),
+        ({"a": torch.ones(2).to_sparse()}, "'a' must be a dense tensor"),
+        ({"a": torch.ones(2, device="meta")}, "'a' must be a dense tensor"),
         ([1, 2], "must hold a state_dict"),
         ({"model": {"weight": torch.ones(2)}}, "must hold a state_dict"),
     ],
@@ -95,6 +104,23 @@ def test_a_file_that_holds_no_state_is_one_line(tmp_path, content, complaint):
     with pytest.raises(DataError, match=f"^{path}: {complaint}") as caught:
         read_weights(str(path), tmp_path)
     assert "\n" not in str(caught.value)
+
+
+class _Code:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_code_in_a_file_is_not_run(tmp_path):
+    torch.save({"a": _Code(tmp_path / "ran")}, tmp_path / "x.pth")
+    with pytest.raises(DataError, match="which holds tensors alone"):
+        read_weights(str(tmp_path / "x.pth"), tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_digest_follows_the_content(tmp_path):

@@ -1,6 +1,7 @@
 """Problems whose MAP network is one that somebody has trained."""
 
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 
 from uqbench import evaluator
 from uqbench.cells import Request, plan
+from uqbench.checkpoints import check_given
 from uqbench.errors import DataError
 from uqbench.evaluator import evaluate_cell
 from uqbench.networks import build_network, initialise
@@ -99,8 +101,55 @@ def test_a_file_that_is_missing_is_an_error_before_anything_runs(root):
         planned(root, "map")
 
 
+def resaved(root, change):
+    path = root / "weights" / "mine.pth"
+    torch.save(change(torch.load(path)), path)
+
+
+def renamed(prefix):
+    return lambda state: {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda state: {}, "Missing key"),
+        (lambda state: state | {"extra": torch.ones(1)}, 'Unexpected key.* "extra"'),
+        (lambda state: state | {"3.bias": torch.ones(5)}, r"size mismatch for 3\.bias"),
+        (lambda state: state | {"3.bias": torch.ones(2).int()}, "'3.bias' is torch.int32, not"),
+        (lambda state: state | {"3.bias": torch.ones(2) * 1j}, "'3.bias' is torch.complex64, not"),
+        (renamed("module."), r"its names begin with 'module\.'; save the state of the network ins"),
+        (renamed("_orig_mod."), r"its names begin with '_orig_mod\.'"),
+    ],
+)
+def test_weights_that_do_not_fit_are_an_error_before_anything_runs(root, change, fault):
+    save(root, seed=3)
+    resaved(root, change)
+    with pytest.raises(
+        DataError, match=rf"mine\.pth: does not fit the .*network: {fault}"
+    ) as error:
+        planned(root, "map")
+    assert "\n" not in str(error.value)
+
+
 def test_weights_for_other_classes_are_an_error_that_names_the_layer(root):
     save(root, seed=3, classes=5)
-    (cell,) = planned(root, "map")
     with pytest.raises(DataError, match=r"mine\.pth: does not fit .* size mismatch for 3\.weight"):
+        planned(root, "map")
+
+
+def test_weights_that_change_after_planning_are_not_taken_for_the_planned_ones(root):
+    save(root, seed=3)
+    (cell,) = planned(root, "map")
+    save(root, seed=4)
+    with pytest.raises(DataError, match=r"mine\.pth: has changed since the run was planned"):
         evaluate_cell(cell, data_root=root, cache_dir=root)
+
+
+@pytest.mark.parametrize("kind", get_args(get_type_hints(NetworkSpec)["kind"]))
+def test_every_kind_of_network_is_checked_without_being_built(kind, tmp_path):
+    spec = NetworkSpec(kind=kind, weights=str(tmp_path / "w.pth"))
+    torch.save(build_network(spec, (3, 32, 32), 4).state_dict(), tmp_path / "w.pth")
+    check_given(spec, (3, 32, 32), 4, tmp_path)
+    with pytest.raises(DataError, match="size mismatch"):
+        check_given(spec, (3, 32, 32), 5, tmp_path)
