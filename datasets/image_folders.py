@@ -22,7 +22,7 @@ import numpy as np
 from uqbench.datasets.arrays import Images, Shape
 from uqbench.datasets.image_transforms import conversion
 from uqbench.datasets.threads import reading_threads
-from uqbench.errors import DataError
+from uqbench.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 PARTS = {"train": ("train",), "test": ("test",), "val": ("val", "valid", "validation")}
 """Part -> the names that its folder may have."""
 IMAGENET_SHAPE: Shape = (3, 224, 224)
+LARGEST_SIDE = 4096
+"""Pixels that may be asked for: a channel of one such image is 64 MB once it is normalised."""
 HELD_BYTES = 2**30
 """Size of the pixels of a folder's images, one byte each, up to which they are held in memory."""
 
@@ -88,8 +90,11 @@ def load_folder(path: Path, side: int | None = None) -> dict[str, Images]:
     damage behind a header is found when that image is read.
 
     Raises DataError, which names the folder or the file, if a part or a class has no images, there
-    are fewer than two classes, a part has a class that training lacks, or an image cannot be read.
+    are fewer than two classes, a part has a class that training lacks, or an image cannot be read;
+    UsageError if ``side`` is above ``LARGEST_SIDE``.
     """
+    if side is not None and side > LARGEST_SIDE:
+        raise UsageError(f"image_size must be at most {LARGEST_SIDE} pixels, got {side}")
     return dict(_read_parts(path, side, _parts(path)))
 
 
@@ -411,10 +416,14 @@ def _opened(path: Path) -> Iterator[Image]:
             yield image
     except DataError:
         raise
+    except FileNotFoundError:  # it was there when the folder was listed
+        raise DataError(f"{path}: no such file any more; restore it, or run again") from None
     except Exception as error:  # whatever the readers of forty formats make of a damaged file
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if isinstance(error, UnidentifiedImageError):
             reason = "its format is unknown"
+        elif isinstance(error, OSError) and error.strerror:  # the system's, not Pillow's
+            reason = error.strerror
         raise DataError(
             f"{path}: cannot be read as an image ({reason}); repair or remove it"
         ) from None

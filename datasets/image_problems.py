@@ -152,15 +152,18 @@ def prepare_images(
 def image_memory() -> int:
     """How many bytes of images may be held: $UQBENCH_IMAGE_MEMORY, else half of the free memory.
 
-    Raises UsageError if the variable is no number of bytes.
+    Raises UsageError if the variable is no number of bytes, 0 or more.
     """
     if stated := os.environ.get(MEMORY_VARIABLE):
         try:
-            return int(float(stated))
+            stated_bytes = int(float(stated))
         except (ValueError, OverflowError):
+            stated_bytes = -1
+        if stated_bytes < 0:
             raise UsageError(
                 f"${MEMORY_VARIABLE} must be a number of bytes, like 8e9, got '{stated}'"
-            ) from None
+            )
+        return stated_bytes
     import psutil
 
     return psutil.virtual_memory().available // 2

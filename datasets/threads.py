@@ -20,4 +20,9 @@ def reading_threads() -> ThreadPoolExecutor:
 def number_of_threads() -> int:
     """How many threads :func:`reading_threads` has."""
     stated = os.environ.get("OMP_NUM_THREADS", "")
-    return int(stated) if stated.isdigit() and int(stated) else os.cpu_count() or 1
+    return int(stated) if stated.isdecimal() and int(stated) else os.cpu_count() or 1
+
+
+if hasattr(os, "register_at_fork"):
+    # a forked process has the pool but none of its threads, and would wait for them for ever
+    os.register_at_fork(after_in_child=reading_threads.cache_clear)

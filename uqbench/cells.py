@@ -135,6 +135,10 @@ def plan(request: Request) -> list[Cell]:
         for suite, problem in problems
         for method in methods
     }
+    if any(problem.of_images for _, problem in problems):
+        from uqbench.datasets.image_problems import image_memory
+
+        image_memory()  # what is wrong with its variable is wrong for every cell
     cells = []
     for suite, problem in problems:
         for seed in range(request.seeds):

@@ -1,6 +1,7 @@
 """Folders of image files: what counts as an image, and what is wrong with a folder."""
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from uqbench.datasets.image_folders import (
     load_imagenet_o,
     load_ood_folder,
 )
-from uqbench.errors import DataError
+from uqbench.errors import DataError, UsageError
 
 
 def write(path: Path, size=(20, 20), mode="RGB", seed=0, **settings) -> np.ndarray:
@@ -227,6 +228,21 @@ class TestFaults:
         file.write_bytes(file.read_bytes()[:-1000])
         assert complaint(folder).startswith(f"{file}: cannot be read as an image (")
 
+    def test_an_image_that_may_not_be_read(self, folder, monkeypatch):
+        def refuse(path):
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Image, "open", refuse)
+        assert re.fullmatch(
+            rf"{folder}/train/\w+/\d\.png: cannot be read as an image \(Permission denied\); "
+            "repair or remove it",
+            complaint(folder),
+        )
+
+    def test_a_size_that_no_image_has(self, folder):
+        with pytest.raises(UsageError, match=r"^image_size must be at most 4096 pixels, got 5000$"):
+            load_folder(folder, 5000)
+
     def test_an_image_whose_range_is_not_known(self, folder):
         file = folder / "train" / "dog" / "float.tiff"
         Image.fromarray(np.zeros((20, 20), np.float32)).save(file)
@@ -258,6 +274,14 @@ class TestManyImages:
         assert train.read(np.array([0, 5])).shape == (2, 3, 20, 20)
         with pytest.raises(DataError, match=f"^{file}: cannot be read as an image"):
             train.read(np.array([3]))
+
+    def test_a_file_that_vanishes_is_named(self, many):
+        train = load_folder(many)["train"]
+        file = many / "train" / "dog" / "0.png"
+        file.unlink()
+        with pytest.raises(DataError) as caught:
+            train.read(np.array([3]))
+        assert str(caught.value) == f"{file}: no such file any more; restore it, or run again"
 
     def test_a_file_that_is_no_image_is_found_at_once(self, many):
         file = many / "test" / "cat" / "bad.jpg"

@@ -264,7 +264,7 @@ class TestMemory:
         monkeypatch.delenv("UQBENCH_IMAGE_MEMORY", raising=False)
         assert 0 < image_memory() <= psutil.virtual_memory().total / 2
 
-    @pytest.mark.parametrize("stated", ["8GB", "inf", "nan"])
+    @pytest.mark.parametrize("stated", ["8GB", "inf", "nan", "-1", " "])
     def test_a_limit_that_is_no_number_is_an_error(self, stated, monkeypatch):
         monkeypatch.setenv("UQBENCH_IMAGE_MEMORY", stated)
         with pytest.raises(UsageError, match=r"^\$UQBENCH_IMAGE_MEMORY must be a number of bytes"):

@@ -173,6 +173,13 @@ class TestCommandLine:
         assert result.exit_code == 2
         assert message in result.stderr
 
+    def test_a_limit_of_memory_that_is_none_ends_the_run_before_it_starts(
+        self, folder, monkeypatch
+    ):
+        monkeypatch.setenv("UQBENCH_IMAGE_MEMORY", "8 GB")
+        with pytest.raises(UsageError, match=r"^\$UQBENCH_IMAGE_MEMORY must be a number of bytes"):
+            plan(api.request("map", images=folder))
+
     def test_what_is_wrong_with_a_folder_ends_the_run_before_it_starts(self, folder, monkeypatch):
         monkeypatch.chdir(folder.parent)
         (folder / "train" / "dark" / "0.png").write_bytes(b"no image")
