@@ -243,7 +243,9 @@ class Comparison:
                 others = f"The other {known}"
             lines[0] += f" {others} can be explained."
         if several := sum(pair.open for pair in main):
-            lines[0] += f" {several} verdicts are open: more seeds could change them."
+            what = "verdicts are open: more seeds could change them"
+            what = what if several > 1 else "verdict is open: more seeds could change it"
+            lines[0] += f" {several} {what}."
         compared = {_identity(pair.number) for pair in main}
         printed = {
             _identity(number)

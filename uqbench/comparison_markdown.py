@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ def _section(report: Report, table: str, pairs: Sequence[Pair]) -> Iterator[str]
     yield ""
     yield f"- State: {escaped(state(pairs))}."
     for command in commands(report.comparison, pairs):
-        yield f"- Command: `{command}`"
+        yield f"- Command: {_code(command)}"
     yield f"- Seeds: {_seeds(pairs)}."
     for environment in environments(report.comparison, pairs):
         yield f"- Environment: {escaped(environment)}."
@@ -87,7 +88,13 @@ def commands(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    return value if isinstance(value, str) else compact_json(value)
+    return str(value) if isinstance(value, str | float) else compact_json(value)
+
+
+def _code(text: str) -> str:
+    """A code span, which ends at as many backticks as it begins with: more than are inside."""
+    ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{ticks} {text} {ticks}" if len(ticks) > 1 else f"`{text}`"
 
 
 def _seeds(pairs: Sequence[Pair]) -> str:

@@ -42,8 +42,9 @@ RULE = (
 
 _TIMES = {"total_seconds": "time, total", "post_hoc_seconds": "time, post-hoc"}
 _GAP = 2
-_NARROWEST = {"verdict": 12, "metric": 9, "method": 10}
-"""Columns that fold where the terminal is narrow, and how far."""
+_FOLDING = ("verdict", "metric", "method", "diff")
+"""Columns that fold at blanks where the terminal is narrow, in this order; then those with a ±."""
+_SPREAD = ("ours", "paper")
 
 
 class Line(NamedTuple):
@@ -218,6 +219,7 @@ def difference_text(pair: Pair) -> str:
     """In standard deviations; else in percent, or as a factor from 10 or to a tenth."""
     if pair.verdict in JUDGED:
         text = f"{pair.in_std:+.1f}" if abs(pair.in_std) < 1e4 else f"{pair.in_std:+.0e}"
+        text = text.replace("inf", "∞")
         return "0.0 sd" if text in ("-0.0", "+0.0") else f"{text} sd"
     if pair.verdict != "no std" or math.isnan(pair.relative):
         return "" if pair.verdict == "time" else UNDEFINED
@@ -232,7 +234,7 @@ def departures_text(pair: Pair) -> str:
 
 
 def _setting(value: Any) -> str:
-    return setting_text(value) if isinstance(value, str | list) else compact_json(value)
+    return setting_text(value) if isinstance(value, str | float | list) else compact_json(value)
 
 
 def state(pairs: Sequence[Pair]) -> str:
@@ -283,25 +285,40 @@ def not_run(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _fitted(lines: Sequence[Line], available: int) -> tuple[list[Line], list[int]]:
-    """Return lines whose ± stand below each other, and widths of the columns that fit."""
-    for separator in (" ± ", "±"):
+    """Return lines, and widths of the columns that fit.
+
+    The ± of a column stand below each other unless the terminal is so narrow that cells fold there.
+    """
+    for separator, folding in (
+        (" ± ", ()),
+        ("±", ()),
+        ("±", _FOLDING),
+        ("", (*_FOLDING, *_SPREAD)),
+    ):
         columns = [list(column) for column in zip(*(line.cells for line in lines), strict=True)]
-        for place in (HEADINGS.index("ours"), HEADINGS.index("paper")):
+        for heading in _SPREAD if separator else ():
+            place = HEADINGS.index(heading)
             columns[place] = _aligned(columns[place], separator)
         widths = [
             max(len(heading), *map(len, column))
             for heading, column in zip(HEADINGS, columns, strict=True)
         ]
         excess = sum(widths) + _GAP * (len(widths) - 1) - available
+        for heading in folding:
+            place = HEADINGS.index(heading)
+            pieces = [piece for cell in columns[place] for piece in _pieces(cell)]
+            cut = min(max(excess, 0), widths[place] - max(len(heading), *map(len, pieces)))
+            widths[place] -= cut
+            excess -= cut
         if excess <= 0:
             break
-    for heading, narrowest in _NARROWEST.items():
-        place = HEADINGS.index(heading)
-        cut = min(max(excess, 0), max(widths[place] - narrowest, 0))
-        widths[place] -= cut
-        excess -= cut
     cells = zip(*columns, strict=True)
     return [line._replace(cells=row) for line, row in zip(lines, cells, strict=True)], widths
+
+
+def _pieces(cell: str) -> list[str]:
+    """What stays together where a cell folds: words, and a ± with what precedes it."""
+    return cell.replace(" ± ", "\N{NO-BREAK SPACE}± ").split(" ")
 
 
 def _aligned(cells: Sequence[str], separator: str) -> list[str]:
@@ -317,7 +334,8 @@ def _grid(rows: Sequence[Line | Sequence[str]], widths: Sequence[int], style: st
     grid = Table.grid(padding=(0, _GAP, 0, 0))
     for heading, width in zip(HEADINGS, widths, strict=True):
         right = heading in ("n", "diff")
-        grid.add_column(width=width, justify="right" if right else "left")
+        justify = "right" if right else "left"
+        grid.add_column(width=width, justify=justify, overflow="fold")
     colours = {"within": "green", "better": "cyan", "worse": "red", "outside": "red"}
     for row in rows:
         cells = row.cells if isinstance(row, Line) else row

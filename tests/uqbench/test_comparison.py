@@ -268,6 +268,14 @@ def test_what_is_within_needs_no_explanation():
     assert only(lla, "ece", "lla").explanation is None
 
 
+def test_one_open_verdict_is_one():
+    records = energy({"rmse": 0.065})  # 3 of the paper's deviations away
+    assert (
+        " 1 verdict is open: more seeds could change it. "
+        in compare_with_paper(records).summary()[0]
+    )
+
+
 def test_the_summary_counts_a_number_once_though_two_tables_print_it():
     records = energy({"ece": 0.1})  # in Tables 1 and 8; of 84 distinct numbers
     headline, by_method = compare_with_paper(records).summary()
@@ -296,6 +304,40 @@ def test_the_table_fits_the_terminal(report, width):
     assert max(map(len, lines)) <= width
     row = next(line for line in lines if re.match(r"nuqls +RMSE", line))
     assert re.search(r"0\.0470? ?± ?0\.0+ +2 +0\.047 ?± ?0\.006 +0\.0 sd +within 1 sd", row)
+
+
+@pytest.mark.parametrize("width", [30, 58, 70])
+def test_a_narrow_terminal_folds_cells_and_cuts_nothing(report, width):
+    text = report.render(width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+
+
+def test_at_58_columns_a_number_folds_behind_its_plus_or_minus(report):
+    lines = report.render(width=58).splitlines()
+    place = next(i for i, line in enumerate(lines) if re.match(r"nuqls +RMSE", line))
+    assert re.search(r"0\.0470? ± +2 +0\.047 ± +0\.0 +within 1$", lines[place])
+    assert re.search(r"0\.0+ +0\.006 +sd +sd$", lines[place + 1])
+
+
+def test_an_infinite_mean_is_infinitely_far():
+    assert difference_text(beside(math.inf)) == "+∞ sd"
+    assert difference_text(beside(-math.inf)) == "-∞ sd"
+
+
+def test_infinitely_many_members_are_named_as_they_are_set():
+    comparison = compare_with_paper(energy({}, settings={"members": math.inf}))
+    page = Report(comparison).render("md")
+    assert "nuqls \\[1\\]: members = inf" in page
+    assert "--set nuqls.members=inf" in page
+
+
+def test_backticks_in_a_setting_do_not_end_the_command():
+    page = Report(compare_with_paper(energy({}, settings={"solver": "a``b"}))).render("md")
+    commands = re.findall("- Command: (.*)", page)
+    assert commands
+    for command in commands:
+        assert re.fullmatch(r"``` uqbench run [^`]*--set 'nuqls\.solver=a``b' [^`]*```", command)
 
 
 def test_the_csv_is_the_frame(report):
