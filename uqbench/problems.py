@@ -309,7 +309,9 @@ def validated(kind: type, values: Mapping[str, Any], where: str) -> Any:
         return _validator(kind).validate_python(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        loc = first["loc"]
+        branch = len(loc) > 1 and loc[-1] in _BRANCHES
+        key = ".".join(map(str, loc[:-1] if branch else loc))
         place = f"{where}: {key}" if key else where
         if first["type"] == "unexpected_keyword_argument":
             hint = did_you_mean(str(first["loc"][-1]), _known_keys(kind, first["loc"][:-1]))
@@ -317,6 +319,10 @@ def validated(kind: type, values: Mapping[str, Any], where: str) -> Any:
         message = first["msg"].removeprefix("Value error, ")
         seen = "" if first["type"] in {"value_error", "missing"} else f", got {first['input']!r}"
         raise UsageError(f"{place}: {message}{seen}") from None
+
+
+_BRANCHES = ("int", "float", "str")
+"""What pydantic adds to the place of a value that may be of several types."""
 
 
 _validator = cache(TypeAdapter)  # which takes longer to make than many methods to fit

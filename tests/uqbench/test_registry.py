@@ -133,6 +133,11 @@ def test_a_wrong_value_names_its_own_layer_the_setting_and_the_value(plugin, val
         build_method("my_nuqls2", *layers)
 
 
+def test_a_setting_of_several_types_is_named_without_them():
+    with pytest.raises(UsageError, match=r"^settings of nuqls: members: Input should be .*'many'$"):
+        build_method("nuqls", {"members": "many"})
+
+
 def test_a_wrong_value_that_a_later_layer_replaces_does_no_harm(plugin):
     load_plugins([plugin(GOOD)])
     assert build_method("my_nuqls2", {"members": 1}, {"members": 2}).members == 2
