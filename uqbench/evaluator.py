@@ -168,7 +168,8 @@ def train_map(
     """Initialise a copy of ``template`` and train it as the problem's recipe says."""
     network = initialise(copy.deepcopy(template), problem.network, seed)
     loss = mean_loss(data.task)
-    return train(network, data.train, problem.training, loss, seed, progress)
+    with full_precision():
+        return train(network, data.train, problem.training, loss, seed, progress)
 
 
 def evaluate_method(
@@ -204,7 +205,7 @@ def evaluate_method(
         for batch in timed.split(problem.predict_batch):
             posterior.predict(batch)
 
-    with global_state_restored():
+    with global_state_restored(), full_precision():
         method.import_libraries()
         with Stopwatch(device) as fitting:
             posterior = method.fit(problem, data.fit, network, context)
@@ -247,6 +248,24 @@ def _timed(inputs: Inputs, batch: int) -> Tensor:
         return inputs
     batches = TIMED_BYTES * len(inputs) // inputs.nbytes // batch
     return inputs[: max(batches, 1) * batch]
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Keep a GPU from computing float32 products in TF32, of 10 bits.
+
+    cuDNN does so for convolutions unless told otherwise; a record that says float32 must mean it on
+    every device.
+    """
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    allowed = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = False
+        yield
+    finally:
+        for backend, was in zip(backends, allowed, strict=True):
+            backend.allow_tf32 = was
 
 
 @contextmanager

@@ -223,6 +223,21 @@ def test_what_a_method_does_to_the_process_is_undone():
     assert state() == before
 
 
+def test_float32_is_never_shortened_to_tf32_while_a_method_works():
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before, seen = [backend.allow_tf32 for backend in backends], []
+
+    def answer(rows):
+        seen.append([backend.allow_tf32 for backend in backends])
+        return regression()(rows)
+
+    evaluated(Task.REGRESSION, Fixed(answer), lambda: answer(1))
+    assert len(seen) > 2
+    assert not any(any(allowed) for allowed in seen)
+    assert [backend.allow_tf32 for backend in backends] == before
+    assert before[1]  # else this would prove nothing
+
+
 def test_data_that_changed_after_planning_are_not_recorded_under_the_old_fingerprint(tmp_path):
     (cell,) = plan(request(methods="map", problems="sklearn/diabetes", seeds=1, quick=True))
     with pytest.raises(DataError, match="sklearn/diabetes: the data have changed since"):
