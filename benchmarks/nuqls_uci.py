@@ -4,8 +4,8 @@
 
 The naive implementation stores the Jacobian from torch.func.jacrev, descends in parameter space
 and tunes γ by ternary search over a Python loop of levels. Times are the median of ``--repeats``
-warm runs (of the naive implementation: of one), alternating, in one process. What needs the dense
-Jacobian is left out where that does not fit in memory.
+warm runs (of the naive implementation: of one), alternating, in one process. What needs the
+Gram matrix or the dense Jacobian is left out where that does not fit in memory.
 """
 
 import argparse
@@ -125,10 +125,8 @@ def main():
     for name in arguments.names:
         prepared = prepare(name, getattr(torch, arguments.dtype))
         runs = {solver: partial(ours, *prepared, solver) for solver in SOLVERS}
-        if _dense_fits(*prepared):
-            runs["naive"] = partial(naive, *prepared)
-        else:
-            del runs["jacobian"]
+        runs["naive"] = partial(naive, *prepared)
+        runs = {key: run for key, run in runs.items() if _fits(key, *prepared)}
         rows = {key: _warmed_up(run, prepared[2].targets) for key, run in runs.items()}
         seconds = {key: [] for key in runs}
         for repeat in range(arguments.repeats):
@@ -144,10 +142,11 @@ def main():
     Console(width=120).print(table)
 
 
-def _dense_fits(problem, data, test, network):
-    """Whether a handful of matrices of n x p fit in memory."""
-    size = len(data.train) * num_parameters(network) * data.train.inputs.element_size()
-    return 4 * size < available_bytes(torch.device("cpu"))
+def _fits(implementation, problem, data, test, network):
+    """Whether a handful of matrices of the size that it needs fit in memory."""
+    n, p = len(data.train), num_parameters(network)
+    entries = {"auto": 0, "kernel": n * n}.get(implementation, n * p)
+    return 4 * entries * data.train.inputs.element_size() < available_bytes(torch.device("cpu"))
 
 
 def _warmed_up(run, targets):
