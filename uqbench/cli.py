@@ -356,6 +356,8 @@ def _describe_problem(problem: Problem) -> Iterator[str]:
     yield f"{parts.pop('name')}: {problem.description}".rstrip(": ")
     for part in ("description", *problem.unused_fields):
         del parts[part]
+    for part in problem.network.unused_fields:
+        del parts["network"][part]
     for part, value in parts.items():
         if isinstance(value, dict):
             yield f"{part}:"

@@ -39,10 +39,10 @@ def network_for(shape: Shape, images: int) -> NetworkSpec:
     if min(sides) < SMALL_SIDE:
         return NetworkSpec(kind="mlp", hidden=(50, 50), weight_init="xavier_uniform")
     if max(sides) > LARGE_SIDE:
-        kind = "resnet50_imagenet"
-    else:
-        kind = "lenet" if channels == 1 or images < MANY_IMAGES else "resnet9"
-    return NetworkSpec(kind=kind, activation="relu", weight_init="xavier_uniform")
+        return NetworkSpec(kind="resnet50_imagenet", weight_init="xavier_uniform")
+    if channels == 1 or images < MANY_IMAGES:
+        return NetworkSpec(kind="lenet", activation="relu", weight_init="xavier_uniform")
+    return NetworkSpec(kind="resnet9", weight_init="xavier_uniform")
 
 
 def image_recipe(images: int) -> Recipe:

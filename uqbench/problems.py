@@ -46,6 +46,17 @@ _FORBID_UNKNOWN_KEYS = {"extra": "forbid"}
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
+_OPTIONS_OF = {
+    "hidden": ("mlp",),
+    "activation": ("mlp", "lenet"),
+    "depth": ("wrn",),
+    "widen": ("wrn",),
+    "bias": ("mlp",),
+    "parameterisation": ("mlp",),
+}
+"""Fields of a network that only these kinds have."""
+
+
 @dataclass(frozen=True)
 class NetworkSpec:
     """The architecture and its initialisation.
@@ -85,6 +96,16 @@ class NetworkSpec:
     bias: bool = True
     parameterisation: Literal["standard", "ntk", "ntk_relu"] = "standard"
     weights: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.unused_fields:
+            if getattr(self, name) != getattr(NetworkSpec, name):
+                raise ValueError(f"{name} is no option of kind '{self.kind}'")
+
+    @property
+    def unused_fields(self) -> tuple[str, ...]:
+        """Fields that mean nothing to the kind; they have their defaults."""
+        return tuple(name for name, kinds in _OPTIONS_OF.items() if self.kind not in kinds)
 
     def identity(self) -> dict[str, Any]:
         """All fields, ``weights`` by the file's name: the MAP network's id is of its content."""

@@ -112,3 +112,19 @@ def test_a_perceptron_on_images_is_linearised_by_its_layers_factors(truths):
     assert isinstance(jacobian, FactoredJacobian)
     expected = truths.naive_jacobian(network, images)
     torch.testing.assert_close(jacobian.dense(), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        ("lenet5", {"activation": "relu"}),
+        ("resnet9", {"hidden": (20,)}),
+        ("lenet", {"bias": False}),
+        ("mlp", {"depth": 16}),
+        ("wrn", {"parameterisation": "ntk"}),
+    ],
+)
+def test_an_option_that_the_kind_does_not_have_is_refused(kind, option):
+    (name,) = option
+    with pytest.raises(ValueError, match=f"{name} is no option of kind '{kind}'"):
+        NetworkSpec(kind=kind, **option)
