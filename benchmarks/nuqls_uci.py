@@ -11,7 +11,9 @@ Gram matrix or the dense Jacobian is left out where that does not fit in memory.
 import argparse
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 
 import torch
 from machine import describe
@@ -127,7 +129,9 @@ def main():
         runs = {solver: partial(ours, *prepared, solver) for solver in SOLVERS}
         runs["naive"] = partial(naive, *prepared)
         runs = {key: run for key, run in runs.items() if _fits(key, *prepared)}
-        rows = {key: _warmed_up(run, prepared[2].targets) for key, run in runs.items()}
+        rows = {key: _measured(run, prepared[2].targets) for key, run in runs.items()}
+        for run in runs.values():
+            run()  # warms up
         seconds = {key: [] for key in runs}
         for repeat in range(arguments.repeats):
             for key, run in runs.items():
@@ -149,15 +153,20 @@ def _fits(implementation, problem, data, test, network):
     return 4 * entries * data.train.inputs.element_size() < available_bytes(torch.device("cpu"))
 
 
-def _warmed_up(run, targets):
-    """Run once: peak memory beyond what was there, and the metrics, as cells."""
+def _measured(run, targets):
+    """Run once in a process of its own: peak memory beyond what was there, and the metrics."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        peak, mean, variance = pool.submit(_peak, run).result()
+    arrays = targets.numpy(), mean, variance
+    metrics = regression.rmse(*arrays[:2]), regression.nll(*arrays), regression.ece(*arrays)
+    return f"{peak / 1e6:,.0f}", *(f"{value:.4f}" for value in metrics)
+
+
+def _peak(run):
     reset_peak_host_bytes()
     before = peak_host_bytes()
     mean, variance = run()
-    peak = peak_host_bytes() - before
-    arrays = targets.numpy(), mean.numpy(), variance.numpy()
-    measured = regression.rmse(*arrays[:2]), regression.nll(*arrays), regression.ece(*arrays)
-    return f"{peak / 1e6:,.0f}", *(f"{value:.4f}" for value in measured)
+    return peak_host_bytes() - before, mean.numpy(), variance.numpy()
 
 
 if __name__ == "__main__":
