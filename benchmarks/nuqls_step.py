@@ -13,14 +13,13 @@ import argparse
 import copy
 import math
 import statistics
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import get_context
 
 import torch
-from machine import describe
+from machine import clock, describe
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -62,10 +61,6 @@ class Case:
         self.velocity.mul_(0.9).add_(gradient, alpha=1 / len(self.inputs))
         self.displacements.sub_(self.velocity, alpha=1e-6)
         return [*times, clock()]
-
-
-def clock() -> float:
-    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def prepare(name, outputs, members, rows, dtype=torch.float32):
