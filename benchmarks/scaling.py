@@ -3,9 +3,9 @@
     python benchmarks/scaling.py [--repeats 3]
 
 A multilayer perceptron of two hidden layers on random data; each size is varied alone, the others
-stay as the head of the table says. Times are the least of ``--repeats`` of fitting 20 epochs, on one thread
-of CPU time; the exponent is the slope of log time against log size over the upper half of the sizes, where fixed
-costs no longer matter.
+stay as the head of the table says. Times are the least of ``--repeats`` of fitting 20 epochs, on
+one thread of CPU time; the exponent is the slope of log time against log size over the upper half
+of the sizes, where fixed costs no longer matter.
 """
 
 import argparse
