@@ -93,7 +93,8 @@ def run(
     data, target, task: a table of one's own, the column to predict, and what kind of target it is
     (guessed if not given).
     images: a folder of images of one's own, with train/CLASS/*, test/CLASS/* and optionally val/.
-    ood: folders of images unlike them, or names of data sets, to be told apart.
+    ood: folders of images unlike them, or names of data sets, to be told apart. With a suite they
+        take the place of its problems' own.
     image_size: their height and width in pixels (the most common size if not given).
 
     Progress goes to standard error. Raises :class:`UQBenchError` if anything asked for is wrong,
@@ -193,8 +194,10 @@ def request(
         raise UsageError(
             "give either images of your own (--images), or --data, or --suite and --problems"
         )
-    if images is None and (ood or image_size is not None):
-        raise UsageError("--ood and --image-size are for images of your own: give --images as well")
+    if data is not None and ood:
+        raise UsageError("--ood is for images, --data is a table")
+    if images is None and image_size is not None:
+        raise UsageError("--image-size is for images of your own: give --images as well")
     whole = isinstance(image_size, int) and not isinstance(image_size, bool)
     if image_size is not None and not (whole and image_size >= 1):
         raise UsageError(f"image_size must be a whole number, at least 1; got {image_size!r}")

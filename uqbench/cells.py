@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -215,9 +215,22 @@ def _problems(request: Request) -> list[tuple[str, Problem]]:
             if name not in homes:
                 raise UsageError(f"no problem named '{name}'.{did_you_mean(name, homes)}")
             chosen.append((homes[name], _pick(homes[name], [name])[0]))
-        return chosen
-    suite = request.suite or DEFAULT_SUITE
-    return [(Path(suite).stem, problem) for problem in _pick(suite, request.problems)]
+    else:
+        suite = request.suite or DEFAULT_SUITE
+        chosen = [(Path(suite).stem, problem) for problem in _pick(suite, request.problems)]
+    return [(suite, _with_ood(problem, request.ood)) for suite, problem in chosen]
+
+
+def _with_ood(problem: Problem, ood: Sequence[str]) -> Problem:
+    """The problem with the OoD sets of ``--ood`` in place of its own, if any are given."""
+    if not ood:
+        return problem
+    if not problem.of_images:
+        raise UsageError(f"--ood is for problems of images, which {problem.name} is not")
+    from uqbench.own_images import ood_name
+
+    description = f"{problem.description}; here OoD: {', '.join(ood)}"
+    return replace(problem, ood=tuple(map(ood_name, ood)), description=description)
 
 
 def _own_problem(request: Request) -> tuple[str, Problem]:

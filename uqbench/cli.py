@@ -146,7 +146,8 @@ _data_dir_option = _text_option(
     "--ood",
     multiple=True,
     metavar="FOLDER|NAME",
-    help="Images unlike those of --images: a folder or a data set (repeatable).",
+    help="Images unlike those of --images, or in place of a problem's own OoD sets: a folder or a "
+    "data set (repeatable).",
 )
 @click.option(
     "--image-size",

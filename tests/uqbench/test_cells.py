@@ -3,7 +3,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from uqbench import registry
+from uqbench import api, cells, registry
 from uqbench.cells import Request, parse_setting, plan
 from uqbench.errors import DataError, UsageError
 from uqbench.problems import NetworkSpec, Recipe
@@ -293,3 +293,15 @@ def test_missing_data_is_found_before_any_work(tmp_path):
     request = Request(methods=("map",), problems=("uci/energy",), seeds=1, data_dir=tmp_path)
     with pytest.raises(DataError, match="uqbench data fetch"):
         plan(request)
+
+
+def test_given_ood_sets_take_the_place_of_a_problems_own():
+    asked = api.request("map", problems=["mnist/slu-mlp"], ood=["fashion-mnist", "rotated:mnist"])
+    [(suite, problem)] = cells._problems(asked)
+    assert suite == "images"
+    assert problem.ood == ("fashion-mnist", "rotated:mnist")
+    assert problem.description.endswith("; here OoD: fashion-mnist, rotated:mnist")
+    [(_, unchanged)] = cells._problems(api.request("map", problems=["mnist/slu-mlp"]))
+    assert unchanged.ood == ("fashion-mnist", "kmnist", "rotated:mnist")
+    with pytest.raises(UsageError, match="no such folder, and no data set of that name"):
+        cells._problems(api.request("map", problems=["mnist/slu-mlp"], ood=["fashon-mnist"]))

@@ -156,11 +156,9 @@ class TestCommandLine:
         [
             (("--images", "walls", "--data", "a.csv", "--target", "y"), "give either images of"),
             (("--images", "walls", "--suite", "uci"), "give either images of your own (--images)"),
-            (
-                ("--ood", "noise"),
-                "--ood and --image-size are for images of your own: give --images",
-            ),
-            (("--image-size", "8"), "--ood and --image-size are for images of your own"),
+            (("--ood", "noise"), "--ood is for problems of images, which toy/cubic is not"),
+            (("--data", "a.csv", "--target", "y", "--ood", "noise"), "--data is a table"),
+            (("--image-size", "8"), "--image-size is for images of your own: give --images"),
             (("--images", "walls", "--image-size", "0"), "at least 1; got '0'"),
             (("--images", "walls", "--ood", ""), "--ood"),
         ],
