@@ -371,7 +371,7 @@ def _describe_problem(problem: Problem) -> Iterator[str]:
 
 
 @main.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", nargs=-1)
 @click.option(
     "--format",
     "format_",
@@ -379,8 +379,20 @@ def _describe_problem(problem: Problem) -> Iterator[str]:
     help="Default: table, or what the suffix of --out says.",
 )
 @_text_option("--out", metavar="FILE", help="Write to a file instead of the terminal.")
-def leaderboard(runs: tuple[str, ...], format_: str | None, out: str | None) -> None:
-    """Aggregate the records of one or more runs, and show who is best."""
+@_text_option("--verify", metavar="DIR", help="Check a folder of published leaderboards instead.")
+def leaderboard(
+    runs: tuple[str, ...], format_: str | None, out: str | None, verify: str | None
+) -> None:
+    """Aggregate the records of one or more runs, and show who is best.
+
+    With --verify, the exit status is 0 if all is well, 1 if not, with one line for each fault.
+    """
+    if verify is not None:
+        _verify(
+            verify, unfit=[*runs, *(["--format"] if format_ else []), *(["--out"] if out else [])]
+        )
+    if not runs:
+        raise click.UsageError("Missing argument 'RUN...'")
     from uqbench.results import Results
 
     results = Results.load(runs)
@@ -395,6 +407,42 @@ def leaderboard(runs: tuple[str, ...], format_: str | None, out: str | None) -> 
         results.table()
     else:
         click.echo(results.leaderboard(format_), nl=False)
+
+
+def _verify(folder: str, unfit: Sequence[str]) -> None:
+    """Report on published leaderboards, and exit."""
+    if unfit:
+        raise click.UsageError(f"{unfit[0]}: not together with --verify")
+    from uqbench.verification import summary, verify
+
+    faults = verify(folder)
+    for fault in faults:
+        click.echo(fault)
+    if not faults:
+        click.echo(summary(folder))
+    sys.exit(1 if faults else 0)
+
+
+@main.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@_text_option(
+    "--to", required=True, metavar="DIR", help="The folder leaderboards/ of a checkout of uqbench."
+)
+@_text_option("--who", metavar="NAME", help="Whose results (default: the name of your account).")
+@_text_option("--methods", metavar="NAME,...", help="Publish these alone (default: all).")
+def publish(runs: tuple[str, ...], to: str, who: str | None, methods: str | None) -> None:
+    """Write a submission for each method of one or more runs, and the leaderboards anew.
+
+    Nothing is written if a submission could not be verified; the reason is said.
+    """
+    from uqbench.publishing import publish as publish_runs
+
+    names = [name.strip() for name in (methods or "").split(",") if name.strip()]
+    published = publish_runs(runs, to, who=who, methods=names)
+    for path in published.submissions:
+        click.echo(f"Submission: {path}")
+    for path in published.boards:
+        click.echo(f"Board: {path}")
 
 
 def _warn_of_missing_cells(run: str) -> None:

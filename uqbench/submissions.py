@@ -1,0 +1,387 @@
+"""Submissions: what people send to a published leaderboard, as files and as objects.
+
+A submission is one method's cells on one board, ``METHOD-WHO.csv``, and what they have in common,
+``METHOD-WHO.environment.json``. ``docs/leaderboard-schema.md`` describes both for their readers.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from uqbench.formatting import compact_json, printable, shortened
+from uqbench.records import Cost, Identity, Outcome, Record
+
+SUBMISSION_VERSION = 1
+"""Raised whenever the files change; older versions stay readable."""
+
+ENVIRONMENT_SUFFIX = ".environment.json"
+_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+# Names are no markup and no path, and no text is a formula of a spreadsheet
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+MethodName = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+Who = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+PlainText = Annotated[
+    str, Field(max_length=300, pattern=r"^([^=+@\x00-\x20\x7f-][^\x00-\x1f\x7f]*)?$")
+]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Row(BaseModel):
+    """One cell: a line of the CSV.
+
+    Fields are those of a record (see :mod:`uqbench.records`) under their own names.
+    ``metrics`` and ``ood`` are columns of their own, ``NAME`` and ``ood:SET:NAME``.
+    status: ``skipped`` where the method's definition does not cover the problem; ``reason`` why.
+    environment: a name in the submission's ``environments``. started: UTC.
+    """
+
+    model_config = _STRICT
+    problem: PlainText
+    seed: Count
+    status: Literal["ok", "skipped"]
+    reason: PlainText
+    metrics: dict[str, float]
+    ood: dict[str, dict[str, float]]
+    map_seconds: float
+    fit_seconds: float
+    tune_seconds: float
+    predict_seconds: float
+    repeats: Count
+    peak_device_bytes: Count
+    peak_host_bytes: Count
+    forward_passes: Count
+    device: Annotated[str, Field(pattern="^[a-z]*(:[0-9]+)?$")]
+    threads: Count
+    timing_valid: bool
+    tuned: dict[str, float]
+    grid_size: Count
+    sizes: dict[str, int]
+    ood_conversions: dict[str, str]
+    streamed: list[str]
+    suite: PlainText
+    method: MethodName
+    settings: dict[str, Any]
+    fingerprint: Digest
+    split: list[float]
+    network: dict[str, Any]
+    training: dict[str, Any]
+    map_checkpoint: Annotated[str, Field(pattern="^[0-9a-f]*$")]
+    dtype: Literal["float32", "float64"]
+    quick: Literal[False]
+    evaluator: Annotated[int, Field(ge=1)]
+    key: Digest
+    commit: Annotated[str, Field(pattern="^[0-9a-f]{40}([0-9a-f]{24})?$")]
+    dirty: Literal[False]
+    environment: Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
+    started: Annotated[str, Field(pattern="^[0-9T:+.-]{19,32}$")]
+
+    @property
+    def identity(self) -> Identity:
+        values = {part.name: getattr(self, part.name) for part in fields(Identity)}
+        return Identity(**{**values, "split": tuple(self.split)})
+
+    @property
+    def record(self) -> Record:
+        """The record that the row was made of, without what the row does not hold."""
+        outcome = {name: getattr(self, name) for name in _OUTCOME}
+        return Record(
+            key=self.key,
+            identity=self.identity,
+            status=self.status,
+            outcome=Outcome(**{**outcome, "streamed": tuple(self.streamed)}),
+            cost=Cost(**{part.name: getattr(self, part.name) for part in fields(Cost)}),
+            error_message=self.reason,
+        )
+
+
+class Environment(BaseModel):
+    """Where cells ran: versions and hardware. packages: name -> version, null if not there."""
+
+    model_config = _STRICT
+    packages: dict[str, str | None]
+    python: str
+    platform: str
+    cpu: str
+    gpu: str | None
+
+
+class Head(BaseModel):
+    """The environment file. csv_sha256: of the CSV; it shows accidents, not fraud."""
+
+    model_config = _STRICT
+    schema_version: Literal[1]
+    board: str
+    method: MethodName
+    who: Who
+    csv_sha256: Digest
+    environments: dict[str, Environment]
+
+
+class Submission(Head):
+    """A whole submission, both files; its JSON Schema is ``leaderboards/schema.json``."""
+
+    rows: list[Row]
+
+    @property
+    def name(self) -> str:
+        """The CSV's path below ``submissions/``."""
+        return f"{self.board}/{self.method}-{self.who}.csv"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong. row: line of the CSV, whose header is line 1; 0 if of no line."""
+
+    file: str
+    what: str
+    field: str = ""
+    row: int = 0
+
+    def __str__(self) -> str:
+        places = [f"row {self.row}"] if self.row else []
+        places += [printable(self.field)] if self.field else []
+        return ": ".join(
+            [printable(self.file), *([", ".join(places)] if places else []), self.what]
+        )
+
+
+_OUTCOME = ("metrics", "ood", "tuned", "grid_size", "sizes", "ood_conversions", "streamed")
+_FIELDS = [name for name in Row.model_fields if name not in ("metrics", "ood")]
+_FIRST = _FIELDS[:4]
+_OOD = "ood:"
+
+
+def json_schema() -> str:
+    """Return the JSON Schema of a submission as text."""
+    schema = Submission.model_json_schema()
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def row_of(record: Record) -> Row:
+    """Turn a record into a row; a ValidationError tells why it cannot be published."""
+    provenance = record.provenance
+    identity = {part.name: getattr(record.identity, part.name) for part in fields(Identity)}
+    cost = {part.name: getattr(record.cost, part.name) for part in fields(Cost)}
+    outcome = {name: getattr(record.outcome, name) for name in _OUTCOME}
+    values = identity | cost | outcome
+    values |= {
+        "split": list(record.identity.split),
+        "streamed": list(record.outcome.streamed),
+        "key": record.key,
+        "status": record.status,
+        "reason": shortened(printable(record.error_message), 300),
+        "commit": provenance.get("commit"),
+        "dirty": provenance.get("dirty"),
+        "started": provenance.get("started"),
+        "environment": environment_name(environment_of(record)),
+    }
+    return Row.model_validate({name: values[name] for name in Row.model_fields})
+
+
+def environment_of(record: Record) -> Environment:
+    """Return where a record's cell ran."""
+    known = {name: record.provenance.get(name) for name in Environment.model_fields}
+    return Environment.model_validate(known)
+
+
+def environment_name(environment: Environment) -> str:
+    """Return the short digest by which rows name it."""
+    text = compact_json(environment.model_dump())
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """Return the CSV of some rows: one column per field, metric, and metric of an OoD set."""
+    from uqbench.metrics import METRICS
+
+    order = {name: position for position, name in enumerate(METRICS)}
+    found = list(dict.fromkeys(name for row in rows for name in _numbers(row)))
+    rank = {name: order.get(name.rpartition(":")[2], len(order)) for name in found}
+    found.sort(key=lambda name: (name.startswith(_OOD), rank[name]))
+    text = io.StringIO()
+    names = [*_FIRST, *found, *_FIELDS[len(_FIRST) :]]
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        cells = {name: getattr(row, name) for name in _FIELDS} | _numbers(row)
+        writer.writerow({n: v if isinstance(v, str) else _json(v) for n, v in cells.items()})
+    return text.getvalue()
+
+
+def head_text(submission: Submission) -> str:
+    """Return the environment file."""
+    head = submission.model_dump(exclude={"rows"})
+    return json.dumps(head, indent=2, ensure_ascii=False) + "\n"
+
+
+def read(path: Path, name: str) -> tuple[Submission | None, list[Fault]]:
+    """Read the submission whose CSV is ``path``; ``name`` is what faults call it.
+
+    Returns no submission if a fault keeps it from being understood.
+    """
+    head_name = name.removesuffix(".csv") + ENVIRONMENT_SUFFIX
+    try:
+        content = path.read_bytes()
+        text = content.decode()
+        head_path = path.with_name(path.name.removesuffix(".csv") + ENVIRONMENT_SUFFIX)
+        values = json.loads(head_path.read_bytes())
+    except OSError as error:
+        missing = Path(error.filename).name if error.filename else name
+        return None, [Fault(name, f"{missing}: cannot be read: {error.strerror}")]
+    except UnicodeDecodeError:
+        return None, [Fault(name, "is not UTF-8 text")]
+    except (ValueError, RecursionError):
+        return None, [Fault(head_name, "is not JSON")]
+    version = values.get("schema_version") if isinstance(values, dict) else None
+    if version != SUBMISSION_VERSION:
+        return None, [Fault(head_name, _version_fault(version), "schema_version")]
+    try:
+        head = Head.model_validate(values)
+    except ValidationError as error:
+        return None, [Fault(head_name, what, field) for field, what in complaints(error)]
+    faults = []
+    if digest_of(content) != head.csv_sha256:
+        what = f"is not that of {Path(name).name}: it was changed after it was published"
+        faults.append(Fault(head_name, what, "csv_sha256"))
+    rows, row_faults = _rows(text, name)
+    if row_faults:
+        return None, [*faults, *row_faults]
+    return Submission(**{**dict(head), "rows": rows}), faults
+
+
+def complaints(error: ValidationError) -> Iterator[tuple[str, str]]:
+    """Yield field and complaint for each thing that a model found."""
+    for one in error.errors():
+        place = one["loc"]
+        field = ".".join(map(str, place))
+        what = _WHY.get(str(place[0]) if place else "", one["msg"])
+        if one["type"] in ("missing", "extra_forbidden"):
+            what = "is missing" if one["type"] == "missing" else "is no field of this schema"
+        else:
+            what = f"is {shortened(printable(repr(one['input'])), 60)}: {what}"
+        yield field, what
+
+
+_WHY = {
+    "quick": "a quick run trains for a tenth of the epochs and is not for publication; run again "
+    "without --quick",
+    "dirty": "the code differed from its commit, or nobody knows; run again from a clean checkout",
+    "commit": "the commit of uqbench is not known; run again from a git checkout of it",
+    "method": "a method's name is a letter, then letters, digits and _, at most 64",
+    "who": "a sender's name is letters, digits, _ and -, at most 64, the first no sign",
+}
+
+
+def _version_fault(version: Any) -> str:
+    if isinstance(version, int) and version > SUBMISSION_VERSION:
+        return f"is {version}, this uqbench reads up to {SUBMISSION_VERSION}; upgrade uqbench"
+    shown = shortened(printable(repr(version)), 60)
+    return f"is {shown}, this uqbench reads {SUBMISSION_VERSION}; publish the run again"
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    on_sets = {
+        f"{_OOD}{ood_set}:{name}": value
+        for ood_set, metrics in row.ood.items()
+        for name, value in metrics.items()
+    }
+    return {**row.metrics, **on_sets}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _rows(text: str, name: str) -> tuple[list[Row], list[Fault]]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows, faults = [], []
+    try:
+        header = next(reader, [])
+        doubled = sorted({column for column in header if header.count(column) > 1})
+        if doubled:
+            return [], [Fault(name, "is the name of two columns", doubled[0], 1)]
+        for number, cells in enumerate(reader, start=2):
+            if len(cells) != len(header):
+                what = f"has {len(cells)} cells, the header {len(header)}"
+                faults.append(Fault(name, what, row=number))
+                continue
+            try:
+                rows.append(Row.model_validate(_values(dict(zip(header, cells, strict=True)))))
+            except ValidationError as error:
+                faults += [Fault(name, what, field, number) for field, what in complaints(error)]
+            except _CellError as error:
+                faults.append(Fault(name, str(error), error.column, number))
+    except csv.Error as error:
+        faults.append(Fault(name, f"is not CSV: {error}", row=reader.line_num))
+    if not rows and not faults:
+        faults.append(Fault(name, "has no rows"))
+    return rows, faults
+
+
+class _CellError(ValueError):
+    def __init__(self, column: str, what: str) -> None:
+        super().__init__(what)
+        self.column = column
+
+
+def _values(cells: Mapping[str, str]) -> dict[str, Any]:
+    """Undo what :func:`csv_text` did to a row; a blank metric is one that was not measured."""
+    metrics: dict[str, float] = {}
+    ood: dict[str, dict[str, float]] = {}
+    values: dict[str, Any] = {"metrics": metrics, "ood": ood}
+    for column, cell in cells.items():
+        if column in _FIELDS:
+            kind = Row.model_fields[column].annotation
+            is_text = kind is str or isinstance(next(iter(get_args(kind)), None), str)
+            values[column] = cell if is_text else _parsed(column, cell)
+        elif cell:
+            ood_set, _, name = column.removeprefix(_OOD).rpartition(":")
+            group = ood.setdefault(ood_set, {}) if column.startswith(_OOD) else metrics
+            group[name if column.startswith(_OOD) else column] = _number(column, cell)
+    return values
+
+
+def _parsed(column: str, cell: str) -> Any:
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError):
+        what = f"is {shortened(printable(repr(cell)), 60)}: {_WHY.get(column, 'not JSON')}"
+        raise _CellError(column, what) from None
+
+
+def _number(column: str, cell: str) -> float:
+    value = _parsed(column, cell)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _CellError(column, f"is {shortened(printable(repr(cell)), 60)}: not a number")
+    return float(value)
+
+
+def digest_of(content: bytes) -> str:
+    """Return the sha256 of a CSV, which git may give Windows' newlines."""
+    return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()
+
+
+def same_numbers(one: Row, other: Row) -> bool:
+    """Whether two rows of one cell agree in their metrics, to six digits.
+
+    Another processor sums in another order; costs differ on every machine.
+    """
+    left, right = _numbers(one), _numbers(other)
+    return left.keys() == right.keys() and all(close(left[n], right[n], 1e-6) for n in left)
+
+
+def close(one: float, other: float, tolerance: float) -> bool:
+    """Whether two numbers agree; NaN agrees with NaN."""
+    both_undefined = math.isnan(one) and math.isnan(other)
+    return both_undefined or math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12)
