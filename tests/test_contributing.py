@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -36,9 +37,10 @@ def commands_of(program):
 def test_the_commands_from_nothing_to_a_row_succeed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "_plugins", {})
-    new, check, look, run, table, csv = commands_of("uqbench")
+    shutil.copytree(ROOT / "leaderboards", tmp_path / "leaderboards")
+    new, check, look, run, table, csv, publish, verify = commands_of("uqbench")
     outputs = []
-    for arguments in (new, check, [*look, "--dry-run"], [*run, *SMALL], table, csv):
+    for arguments in (new, check, [*look, "--dry-run"], [*run, *SMALL], table, csv, verify):
         done = CliRunner().invoke(main, arguments, prog_name="uqbench")
         assert done.exit_code == 0, done.output
         outputs.append(done.stdout)
@@ -46,6 +48,9 @@ def test_the_commands_from_nothing_to_a_row_succeed(tmp_path, monkeypatch):
     assert "toy/cubic my_method seed 0: to run" in outputs[2]
     assert re.search(r"^\| my_method \| 1 \|", outputs[4], re.MULTILINE)
     assert "my_method" in (tmp_path / "my_method.csv").read_text(encoding="utf-8")
+    refused = CliRunner().invoke(main, publish, prog_name="uqbench")
+    assert refused.exit_code == 2
+    assert "not published on starter: my_method: sklearn/diabetes seed 0: quick" in refused.stderr
 
 
 def test_the_other_commands_name_what_there_is():

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import PositiveInt
 
 from uqbench.errors import UsageError
-from uqbench.formatting import compact_json
+from uqbench.formatting import compact_json, shortened
 from uqbench.leaderboard import CSV_COLUMNS, Leaderboard
 from uqbench.problems import load_suite, read_toml, suite_names, validated
 from uqbench.submissions import Submission, close
@@ -110,13 +110,18 @@ def differences(found: str, generated: str) -> list[tuple[int, str, str]]:
     if left[:1] != right[:1]:
         return [(1, "", "is not the header of a board")]
     header = right[0]
+    lead = header.index("mean")
     different = []
     for number, (cells, due) in enumerate(zip(left[1:], right[1:], strict=False), start=2):
         if len(cells) != len(due):
             return [*different, (number, "", f"has {len(cells)} cells, the header {len(due)}")]
+        if cells[:lead] != due[:lead]:  # and so may be all that follow
+            seen, wanted = (" ".join(filter(None, row[:lead])) for row in (cells, due))
+            what = f"is of {shortened(seen, 60)!r}, the submissions give {shortened(wanted, 60)!r}"
+            return [*different, (number, "", what)]
         for field, cell, wanted in zip(header, cells, due, strict=True):
             if not _same(field, cell, wanted):
-                what = f"is {cell[:40]!r}, the submissions give {wanted[:40]!r}"
+                what = f"is {shortened(cell, 40)!r}, the submissions give {shortened(wanted, 40)!r}"
                 different.append((number, field, what))
     if len(left) != len(right):
         what = f"has {len(left) - 1} rows, the submissions give {len(right) - 1}"

@@ -1,0 +1,620 @@
+"""Published leaderboards: what a run becomes, and that nothing spoiled stays unnoticed.
+
+Runs are records written by hand, on boards of small suites; nothing is trained.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import shutil
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from uqbench.cells import Cell
+from uqbench.cli import main
+from uqbench.errors import UsageError
+from uqbench.formatting import compact_json
+from uqbench.leaderboard import Leaderboard
+from uqbench.problems import digest, load_suite
+from uqbench.published_boards import board_definitions
+from uqbench.publishing import publish
+from uqbench.records import Cost, Outcome, Record, RecordFile, encode
+from uqbench.submissions import (
+    ENVIRONMENT_SUFFIX,
+    SUBMISSION_VERSION,
+    csv_text,
+    digest_of,
+    json_schema,
+    read,
+    row_of,
+)
+from uqbench.verification import ALWAYS_DEFINED, verify
+
+ROOT = Path(__file__).parents[2]
+KEPT = Path(__file__).parent / "submission_versions"
+BOARDS = """
+[tiny]
+suite = "starter"
+problems = ["sklearn/diabetes", "sklearn/digits"]
+seeds = 2
+"""
+PROBLEMS = {problem.name: problem for problem in load_suite("starter").problems}
+PROVENANCE = {
+    "packages": {"uqbench": "0.1.0", "torch": "2.14.1"},
+    "python": "3.11.7",
+    "platform": "Linux",
+    "cpu": "a processor",
+    "gpu": None,
+    "commit": "c" * 40,
+    "dirty": False,
+    "started": "2026-11-30T12:00:00+00:00",
+}
+
+
+def record(problem, method, seed, nll=1.0, *, status="ok", provenance=PROVENANCE, **changes):
+    """A record of a suite's problem; its numbers follow from ``nll``."""
+    cell = Cell(
+        suite="starter",
+        problem=PROBLEMS[problem],
+        method=method,
+        settings=changes.pop("settings", {"scale": 0.5}),
+        seed=seed,
+        quick=changes.pop("quick", False),
+        fingerprint=digest(["data of", problem]),
+        map_checkpoint=digest(["MAP of", problem, seed]),
+    )
+    identity = replace(cell.identity(), **changes)
+    names = ALWAYS_DEFINED[PROBLEMS[problem].task.value]
+    metrics = dict.fromkeys(names, 0.5) | {"nll": nll}
+    ood = {}
+    if problem == "sklearn/digits":
+        metrics["vmsp_auc_error"] = math.nan  # as without an error
+        ood = {"held-out": {"ood_auc": 0.9, "auc_roc": 0.8, "fpr95": 0.1}}
+    cost = Cost(2.0, 1.0, 0.25, 0.125, repeats=3, forward_passes=10, device="cpu", threads=1)
+    finished = status == "ok"
+    return Record(
+        key=digest(asdict(identity)),
+        identity=identity,
+        status=status,
+        outcome=Outcome(metrics, ood, sizes={"train": 300, "test": 60}) if finished else Outcome(),
+        cost=cost if finished else Cost(device="cpu"),
+        error_message="" if finished else "the reason",
+        provenance=provenance,
+    )
+
+
+def cells(method="mine", nll=1.0, **changes):
+    """All records that the board wants of a method."""
+    return [
+        record(problem, method, seed, nll + seed / 8, **changes)
+        for problem in ("sklearn/diabetes", "sklearn/digits")
+        for seed in range(2)
+    ]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A function that writes records to a run's folder."""
+    return partial(new_run, tmp_path)
+
+
+def new_run(folder, records, name="run"):
+    file = RecordFile(folder / name)
+    file.path.parent.mkdir()
+    file.path.write_text("".join(f"{encode(one)}\n" for one in records))
+    return file.path.parent
+
+
+@pytest.fixture
+def boards(tmp_path):
+    """A folder of leaderboards without submissions."""
+    return new_boards(tmp_path / "boards")
+
+
+def new_boards(folder):
+    folder.mkdir()
+    (folder / "boards.toml").write_text(BOARDS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("published")
+    ada = new_run(folder, cells("mine") + cells("other", 2.0), "ada")
+    publish(ada, new_boards(folder / "boards"), who="ada")
+    return folder
+
+
+@pytest.fixture
+def published(original, tmp_path):
+    """A folder to which Ada has published two methods; her run lies beside it."""
+    shutil.copytree(original, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "boards"
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def submission(folder, name="mine-ada"):
+    return folder / "submissions" / "tiny" / f"{name}.csv"
+
+
+def environment(folder, name="mine-ada"):
+    return submission(folder, name).with_name(f"{name}{ENVIRONMENT_SUFFIX}")
+
+
+def seal(folder, name="mine-ada", **changes):
+    """Give the environment file the digest of the CSV, as somebody careful would."""
+    path = environment(folder, name)
+    head = json.loads(path.read_text())
+    content = submission(folder, name).read_bytes()
+    path.write_text(json.dumps(head | {"csv_sha256": digest_of(content)} | changes))
+
+
+def table(path):
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def write_table(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def change(folder, field, value, rows=(0,), *, name="mine-ada", sealed=True):
+    """Edit a field of some rows of a submission's CSV; a new field becomes a column."""
+    path = submission(folder, name)
+    lines = table(path)
+    for number, line in enumerate(lines):
+        line[field] = value if number in rows else line.get(field, "")
+    write_table(path, lines)
+    if sealed:
+        seal(folder, name)
+
+
+def faults(folder):
+    return [str(fault) for fault in verify(folder)]
+
+
+MINE = "submissions/tiny/mine-ada.csv"
+
+
+# What is written
+
+
+def test_a_run_becomes_a_submission_for_each_method_and_a_board_that_verifies(published):
+    assert sorted(path.name for path in contents(published)) == [
+        "boards.toml",
+        "mine-ada.csv",
+        "mine-ada.environment.json",
+        "other-ada.csv",
+        "other-ada.environment.json",
+        "tiny.csv",
+    ]
+    assert faults(published) == []
+
+
+def test_a_row_holds_all_that_makes_its_cell_this_cell(published):
+    row = table(submission(published))[0]
+    one = record("sklearn/diabetes", "mine", 0)
+    assert (row["key"], row["fingerprint"]) == (one.key, one.identity.fingerprint)
+    assert row["map_checkpoint"] == one.identity.map_checkpoint
+    assert json.loads(row["settings"]) == {"scale": 0.5}
+    assert json.loads(row["network"])["hidden"] == [50]
+    assert (row["evaluator"], row["commit"], row["dirty"]) == ("1", "c" * 40, "false")
+    assert (row["fit_seconds"], row["device"], row["nll"]) == ("1.0", "cpu", "1.0")
+    head = json.loads(environment(published).read_text())
+    assert head["environments"][row["environment"]]["packages"]["torch"] == "2.14.1"
+
+
+def test_what_is_read_is_what_was_published(published):
+    found, complaints = read(submission(published), MINE)
+    assert complaints == []
+    assert csv_text(found.rows) == submission(published).read_text()
+    made = [row_of(one) for one in cells()]
+    assert [compact_json(row.model_dump()) for row in found.rows] == [
+        compact_json(row.model_dump()) for row in made
+    ]
+
+
+def test_the_board_has_means_and_deviations_over_seeds_best_method_first(published):
+    nll = [row for row in table(published / "tiny.csv") if row["metric"] == "nll"]
+    lead = [(row["problem"], row["method"], row["mean"], row["seeds"]) for row in nll]
+    assert lead == [
+        ("sklearn/diabetes", "mine", "1.0625", "2"),
+        ("sklearn/diabetes", "other", "2.0625", "2"),
+        ("sklearn/digits", "mine", "1.0625", "2"),
+        ("sklearn/digits", "other", "2.0625", "2"),
+    ]
+    # Sample deviation of 1 and 1 + 1/8
+    assert float(nll[0]["std"]) == pytest.approx(0.125 / math.sqrt(2), rel=1e-12)
+    assert {(row["who"], row["evaluator"]) for row in nll} == {("ada", "1")}
+
+
+def test_the_board_has_the_numbers_of_the_runs_own_leaderboard(published):
+    ours = {tuple(map(row.get, KEY)): row["mean"] for row in table(published / "tiny.csv")}
+    own = csv.DictReader(
+        io.StringIO(Leaderboard.of(cells("mine") + cells("other", 2.0)).render("csv"))
+    )
+    assert ours == {tuple(map(row.get, KEY)): row["mean"] for row in own}
+
+
+KEY = ("problem", "method", "metric", "ood_set")
+
+
+def test_somebody_else_s_submission_joins_the_board_and_one_s_own_is_replaced(published, run):
+    publish(run(cells("third", 0.5), "bob"), published, who="bob")
+    publish(run(cells("mine", 3.0, settings={"scale": 2.0}), "again"), published, who="ada")
+    nll = [row for row in table(published / "tiny.csv") if row["metric"] == "nll"]
+    assert [(row["method"], row["who"], row["mean"]) for row in nll[:3]] == [
+        ("third", "bob", "0.5625"),
+        ("other", "ada", "2.0625"),
+        ("mine", "ada", "3.0625"),
+    ]
+    assert faults(published) == []
+
+
+def test_the_same_cells_of_two_people_count_once_if_they_agree(published, run):
+    publish(run(cells("mine", 1.0 + 1e-9), "bob"), published, who="bob")
+    nll = [row for row in table(published / "tiny.csv") if row["metric"] == "nll"]
+    assert [(row["who"], row["seeds"]) for row in nll[:1]] == [("ada+bob", "2")]
+    assert faults(published) == []
+
+
+def test_a_problem_that_a_method_does_not_cover_is_published_as_skipped(run, boards):
+    records = cells()[:2] + [
+        record("sklearn/digits", "mine", seed, status="skipped") for seed in range(2)
+    ]
+    publish(run(records), boards, who="ada")
+    assert faults(boards) == []
+    last = table(boards / "tiny.csv")[-1]
+    assert (last["problem"], last["status"], last["reason"]) == (
+        "sklearn/digits",
+        "skipped",
+        "skipped: the reason",
+    )
+
+
+def test_more_seeds_than_the_board_has_are_left_out(run, boards):
+    extra = [record(problem, "mine", 2) for problem in ("sklearn/diabetes", "sklearn/digits")]
+    publish(run(cells() + extra), boards, who="ada")
+    assert {row["seed"] for row in table(submission(boards))} == {"0", "1"}
+
+
+def test_quick_cells_beside_full_ones_are_left_out(run, boards):
+    publish(run(cells(quick=True) + cells()), boards, who="ada")
+    assert {row["quick"] for row in table(submission(boards))} == {"false"}
+
+
+# What is not published
+
+
+NOT_PUBLISHED = {
+    "a quick run": (cells(quick=True), "a quick run"),
+    "a missing seed": (cells()[:-1], "lacks sklearn/digits seed 1; run 'uqbench run --suite"),
+    "a missing problem": (cells()[:2], "lacks sklearn/digits seed 0 and 1 other cell"),
+    "a failed cell": (
+        [*cells()[:-1], record("sklearn/digits", "mine", 1, status="failed")],
+        "sklearn/digits seed 1: has no result (failed)",
+    ),
+    "changes that were not committed": (
+        cells(provenance=PROVENANCE | {"dirty": True}),
+        "dirty is True: the code differed from its commit",
+    ),
+    "an unknown commit": (
+        cells(provenance=PROVENANCE | {"commit": None, "dirty": None}),
+        "commit is None: the commit of uqbench is not known",
+    ),
+    "old metrics": (cells(evaluator=0), "evaluator is 0"),
+    "two settings": (cells() + cells(settings={}), "there are two results"),
+    "a recipe that is not the suite's": (cells(dtype="float32"), "dtype: is not that of"),
+    "a problem of no board": ([record("toy/cubic", "mine", 0)], "no board has these problems"),
+    "a script for a name": (cells("<script>"), "a method's name is a letter"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_PUBLISHED)
+def test_it_is_refused_with_the_reason_and_nothing_is_written(what, run, published):
+    records, reason = NOT_PUBLISHED[what]
+    before = contents(published)
+    arguments = ["publish", str(run(records)), "--to", str(published), "--who", "eve"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2
+    assert reason in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert contents(published) == before
+
+
+@pytest.mark.parametrize("who", ["../eve", "<b>", "", "a b", "=1+1"])
+def test_a_sender_s_name_that_is_no_file_name_is_refused(who, run, boards):
+    with pytest.raises(UsageError, match="--who"):
+        publish(run(cells()), boards, who=who)
+
+
+def test_a_folder_without_definitions_of_boards_is_refused(run, tmp_path):
+    with pytest.raises(UsageError, match="no leaderboards here"):
+        publish(run(cells()), tmp_path / "nowhere", who="ada")
+
+
+def test_a_submission_beside_a_spoiled_one_waits_until_that_is_mended(published, run):
+    change(published, "nll", "NaN")
+    with pytest.raises(UsageError, match=r"mine-ada\.csv: row 2, nll: is NaN"):
+        publish(run(cells("third"), "bob"), published, who="bob")
+    publish(published.parent / "ada", published, who="ada")
+    assert faults(published) == []
+
+
+def test_files_are_whole_where_writing_ends_early_and_the_same_command_completes_them(
+    published, run, monkeypatch
+):
+    before = contents(published)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", _fail_for("tiny.csv"))
+        with pytest.raises(UsageError, match="cannot be written"):
+            publish(run(cells("third"), "bob"), published, who="bob")
+    after = contents(published)
+    assert {path: after[path] for path in before} == before
+    (stale,) = faults(published)
+    assert stale.startswith("tiny.csv: row 26: is of 'sklearn/diabetes regression other")
+    publish(published.parent / "bob", published, who="bob")
+    assert faults(published) == []
+
+
+def _fail_for(name, real=os.replace):
+    def replace_unless(source, target):
+        if Path(target).name == name:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    return replace_unless
+
+
+# Spoiled submissions: what verification says of them
+
+
+def test_an_edited_number_shows_in_the_digest_and_on_the_board(published):
+    change(published, "nll", "0.5", sealed=False)
+    digest_fault, *others = faults(published)
+    assert digest_fault.startswith("submissions/tiny/mine-ada.environment.json: csv_sha256: is not")
+    assert "tiny.csv: row 4, mean: is '1.0625', the submissions give '0.8125'" in others
+    seal(published)
+    assert faults(published) == others
+
+
+def test_an_edited_board_is_not_what_the_submissions_give(published):
+    rows = table(published / "tiny.csv")
+    rows[2]["mean"] = "0.1"
+    write_table(published / "tiny.csv", rows)
+    assert faults(published) == ["tiny.csv: row 4, mean: is '0.1', the submissions give '1.0625'"]
+
+
+def test_a_missing_seed_is_named(published):
+    path = submission(published)
+    write_table(path, table(path)[:-1])
+    seal(published)
+    assert f"{MINE}: seed: sklearn/digits: lacks seed 1" in faults(published)
+
+
+def test_one_key_with_two_numbers_is_named_with_both_places(published, run, tmp_path):
+    elsewhere = new_boards(tmp_path / "elsewhere")
+    publish(run(cells("mine", 1.5), "bob"), elsewhere, who="bob")
+    shutil.copytree(elsewhere / "submissions", published / "submissions", dirs_exist_ok=True)
+    assert (
+        f"submissions/tiny/mine-bob.csv: row 2, key: is that of {MINE}: row 2 too, with other "
+        "numbers"
+    ) in faults(published)
+    with pytest.raises(UsageError, match="with other numbers"):
+        publish(tmp_path / "bob", published, who="bob")
+
+
+def test_a_row_that_is_there_twice_is_named(published):
+    path = submission(published)
+    rows = table(path)
+    write_table(path, [*rows, rows[0]])
+    seal(published)
+    assert f"{MINE}: row 6, seed: sklearn/diabetes seed 0 has 2 rows" in faults(published)
+
+
+def test_other_data_than_the_other_submissions_have_are_named(published, run, tmp_path):
+    elsewhere = new_boards(tmp_path / "elsewhere")
+    publish(run(cells("third", fingerprint="f" * 64), "bob"), elsewhere, who="bob")
+    shutil.copytree(elsewhere / "submissions", published / "submissions", dirs_exist_ok=True)
+    found = faults(published)
+    assert any(
+        line.startswith("submissions/tiny/third-bob.csv: row 2, fingerprint: is ffffffffffff, of")
+        and line.endswith(f"in {MINE}: row 2")
+        for line in found
+    )
+    assert any(line.startswith("tiny.csv: cannot be generated: ") for line in found)
+    with pytest.raises(UsageError, match="fingerprint"):
+        publish(tmp_path / "bob", published, who="bob")
+
+
+def test_a_changed_fingerprint_does_not_fit_the_key(published):
+    change(published, "fingerprint", "f" * 64)
+    expected = f"{MINE}: row 2, key: is not the digest of the row's identity: one of the two was"
+    assert any(line.startswith(expected) for line in faults(published))
+
+
+SPOILED = {
+    "a quick run": ("quick", "true", "quick: is True: a quick run trains for a tenth"),
+    "changes that were not committed": ("dirty", "true", "dirty: is True: the code differed"),
+    "unknown changes": ("dirty", "null", "dirty: is None: the code differed"),
+    "an unknown commit": ("commit", "", "commit: is '': the commit of uqbench is not known"),
+    "an unknown metric": ("nlll", "1.0", "nlll: no metric named 'nlll'. Did you mean 'nll'?"),
+    "a metric of another task": ("accuracy", "1.0", "accuracy: is no metric of regression"),
+    "an OoD set that the problem lacks": ("ood:x:fpr95", "1.0", "ood:x: sklearn/diabetes has no"),
+    "NaN where a number is due": ("rmse", "NaN", "rmse: is NaN, must be a number"),
+    "no number where one is due": ("rmse", "", "rmse: is missing, must be a number"),
+    "text where a number is due": ("rmse", "low", "rmse: is 'low': not JSON"),
+    "true where a number is due": ("rmse", "true", "rmse: is 'true': not a number"),
+    "no time": ("fit_seconds", "NaN", "fit_seconds: is nan, must be 0 or more"),
+    "old metrics": ("evaluator", "2", "evaluator: is 2, must be 1; run again with this uqbench"),
+    "another recipe": ("training", "{}", "training: is not that of sklearn/diabetes"),
+    "a script in a method's name": (
+        "method",
+        "<script>alert(1)</script>",
+        "method: is '<script>alert(1)</script>': a method's name is",
+    ),
+    "a formula of a spreadsheet": ("reason", "=1+1", "reason: is '=1+1': String should match"),
+    "a problem that is not on the board": ("problem", "x", "problem: x is not on the board"),
+    "a seed that is not on the board": ("seed", "7", "seed: is 7, the board has the seeds 0 to 1"),
+    "a field of nobody": ("environment", "f" * 12, "environment: ffffffffffff is not in"),
+    "an escape sequence": ("device", "\x1b[2J", "device: is '\\x1b[2J'"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_verification_names_file_row_and_field_of(what, published):
+    field, value, complaint = SPOILED[what]
+    change(published, field, value)
+    found = faults(published)
+    assert any(line.startswith(f"{MINE}: row 2, {complaint}") for line in found), found
+    assert all(line.isprintable() for line in found)
+
+
+@pytest.mark.parametrize(
+    ("version", "complaint"),
+    [
+        (0, "is 0, this uqbench reads 1; publish the run again"),
+        (99, "is 99, this uqbench reads up to 1; upgrade uqbench"),
+        ("<b>", "is '<b>', this uqbench reads 1"),
+    ],
+)
+def test_a_schema_that_nobody_knows_is_refused(published, version, complaint):
+    seal(published, schema_version=version)
+    expected = f"submissions/tiny/mine-ada.environment.json: schema_version: {complaint}"
+    assert faults(published)[0].startswith(expected)
+
+
+def test_an_undefined_metric_is_no_fault_where_a_group_may_be_empty(published):
+    assert table(submission(published))[2]["vmsp_auc_error"] == "NaN"
+    assert faults(published) == []
+
+
+def test_a_script_in_both_files_and_their_names_is_refused(published):
+    for path in (submission(published), environment(published)):
+        name = path.name.replace("mine", "<b>")
+        path.with_name(name).write_text(path.read_text().replace("mine", "<b>"))
+        path.unlink()
+    found = faults(published)
+    assert any("<b>-ada.environment.json: method: is '<b>': a method's name is" in f for f in found)
+
+
+def test_files_that_are_no_submission_and_links_are_named(published, tmp_path):
+    home = published / "submissions" / "tiny"
+    (home / "notes.txt").touch()
+    (home / "lone.environment.json").write_text("{}")
+    (home / "link.csv").symlink_to(submission(published))
+    (published / "submissions" / "unknown").mkdir()
+    (published / "other.csv").touch()
+    assert faults(published) == [
+        "other.csv: is no board of boards.toml",
+        "submissions/tiny/link.csv: is not a plain file",
+        "submissions/tiny/lone.environment.json: has no lone.csv beside it",
+        "submissions/tiny/notes.txt: is no file of a submission",
+        "submissions/unknown: is not the folder of a board of boards.toml",
+    ]
+
+
+def test_a_submission_under_another_s_name_is_named(published):
+    for path in (submission(published), environment(published)):
+        path.rename(path.with_name(path.name.replace("ada", "bob")))
+    assert faults(published)[0] == (
+        "submissions/tiny/mine-bob.csv: holds what belongs into submissions/tiny/mine-ada.csv"
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b'a,"b\n1', b"seed,seed\n1,1\n", b"x\n1,2\n"]
+)
+def test_what_is_no_table_is_a_fault_and_no_crash(published, content):
+    submission(published).write_bytes(content)
+    seal(published)
+    assert faults(published)[0].startswith(MINE)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 100_000, '{"schema_version": true}'])
+def test_what_is_no_environment_file_is_a_fault_and_no_crash(published, content):
+    environment(published).write_text(content)
+    assert faults(published)[0].startswith("submissions/tiny/mine-ada.environment.json")
+
+
+def test_windows_newlines_change_nothing(published):
+    for path in contents(published):
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert faults(published) == []
+
+
+def test_the_exit_status_says_whether_all_is_well(published):
+    arguments = ["leaderboard", "--verify", str(published)]
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, done.output) == (
+        0,
+        f"{published}: 2 submissions on 1 board, no faults\n",
+    )
+    (published / "tiny.csv").unlink()
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, done.output) == (
+        1,
+        "tiny.csv: is missing; 'uqbench publish' writes it\n",
+    )
+    assert CliRunner().invoke(main, [*arguments, "runs/x"]).exit_code == 2
+
+
+# Definitions and the schema
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (BOARDS.replace("tiny", "paper"), "not a name for a board"),
+        (BOARDS.replace('"starter"', '"nothing"'), "no suite named 'nothing'"),
+        (BOARDS.replace("digits", "nothing"), "suite starter has no 'sklearn/nothing'"),
+        (BOARDS + BOARDS.replace("tiny", "twice"), "is on tiny already"),
+        (BOARDS.replace("seeds = 2", "seeds = 0"), r"tiny\.seeds"),
+        ("[tiny", "boards.toml"),
+    ],
+)
+def test_wrong_definitions_of_boards_are_refused(boards, text, complaint):
+    (boards / "boards.toml").write_text(text)
+    with pytest.raises(UsageError, match=complaint):
+        board_definitions(boards)
+
+
+def test_the_json_schema_in_the_folder_is_that_of_the_code():
+    assert (ROOT / "leaderboards" / "schema.json").read_text("utf-8") == json_schema()
+
+
+@pytest.mark.parametrize("version", range(1, SUBMISSION_VERSION + 1))
+def test_submissions_of_every_version_stay_readable(version):
+    """Files that were published when the version was the newest; they are never written again."""
+    path = KEPT / str(version) / "tiny" / "mine-ada.csv"
+    found, complaints = read(path, "tiny/mine-ada.csv")
+    assert complaints == []
+    assert [(row.problem, row.seed, row.metrics["nll"]) for row in found.rows] == [
+        ("sklearn/diabetes", 0, 1.0),
+        ("sklearn/diabetes", 1, 1.125),
+        ("sklearn/digits", 0, 1.0),
+        ("sklearn/digits", 1, 1.125),
+    ]
+
+
+def test_the_schema_s_description_names_every_field():
+    text = (ROOT / "docs" / "leaderboard-schema.md").read_text("utf-8")
+    schema = json.loads(json_schema())
+    names = [*schema["properties"], *schema["$defs"]["Row"]["properties"]]
+    names += schema["$defs"]["Environment"]["properties"]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_the_published_leaderboards_verify():
+    assert faults(ROOT / "leaderboards") == []
