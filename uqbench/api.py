@@ -241,7 +241,8 @@ def execute(
     from uqbench.runner import Runner, cells_to_run, workers
 
     worker.check_not_in_worker()
-    console = console or Console(stderr=True)
+    # in a notebook rich would show it as output of the cell
+    console = console or Console(stderr=True, force_jupyter=False)
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
         raise UsageError(f"jobs must be a whole number, at least 1; got {jobs!r}")
     if rerun is not None and rerun not in RERUN:

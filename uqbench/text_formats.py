@@ -51,5 +51,9 @@ def plain_text(renderable: Any, width: int) -> str:
     from rich.console import Console
 
     text = io.StringIO()
-    Console(file=text, width=width, color_system=None, legacy_windows=False).print(renderable)
+    # in a notebook rich would show the text instead of writing it
+    console = Console(
+        file=text, width=width, color_system=None, legacy_windows=False, force_jupyter=False
+    )
+    console.print(renderable)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
