@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: run test slow lint
+.PHONY: run test slow lint docs
 
 run: $(VENV)/installed
 	$(BIN)/uqbench run --methods nuqls,de,lla
@@ -17,6 +17,14 @@ slow: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# the site is in build/site; search needs it to be served: python -m http.server -d build/site
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+$(VENV)/docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet ".[docs]"
+	touch $@
 
 # The package is built into a wheel and installed, not linked: what is tested is what users get.
 $(VENV)/installed: pyproject.toml $(wildcard uqbench/*.py uqbench/*/*.py methods/*.py metrics/*.py datasets/*.py datasets/suites/*.toml)
