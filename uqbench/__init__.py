@@ -16,6 +16,7 @@ _PUBLIC = {
     "Results": "uqbench.results",
     "run": "uqbench.api",
     "compare": "uqbench.api",
+    "publish": "uqbench.publishing",
     "evaluate": "uqbench.own_network",
     "check": "uqbench.conformance",
 }

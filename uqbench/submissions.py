@@ -156,6 +156,8 @@ class Fault:
         )
 
 
+_MOST_BRACKETS = 500
+"""Of a cell; more could be nested deeper than Python follows."""
 _OUTCOME = ("metrics", "ood", "tuned", "grid_size", "sizes", "ood_conversions", "streamed")
 _FIELDS = [name for name in Row.model_fields if name not in ("metrics", "ood")]
 _FIRST = _FIELDS[:4]
@@ -276,8 +278,10 @@ def complaints(error: ValidationError) -> Iterator[tuple[str, str]]:
 _WHY = {
     "quick": "a quick run trains for a tenth of the epochs and is not for publication; run again "
     "without --quick",
-    "dirty": "the code differed from its commit, or nobody knows; run again from a clean checkout",
-    "commit": "the commit of uqbench is not known; run again from a git checkout of it",
+    "dirty": "the code differed from its commit, or nobody knows; run again with --rerun all from "
+    "a clean checkout",
+    "commit": "the commit of uqbench is not known; run again with --rerun all from a git checkout "
+    "(pip install -e .)",
     "method": "a method's name is a letter, then letters, digits and _, at most 64",
     "who": "a sender's name is letters, digits, _ and -, at most 64, the first no sign",
 }
@@ -300,7 +304,7 @@ def _numbers(row: Row) -> dict[str, float]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _rows(text: str, name: str) -> tuple[list[Row], list[Fault]]:
@@ -354,8 +358,10 @@ def _values(cells: Mapping[str, str]) -> dict[str, Any]:
 
 def _parsed(column: str, cell: str) -> Any:
     try:
+        if cell.count("[") + cell.count("{") > _MOST_BRACKETS:
+            raise ValueError
         return json.loads(cell)
-    except (ValueError, RecursionError):
+    except ValueError:
         what = f"is {shortened(printable(repr(cell)), 60)}: {_WHY.get(column, 'not JSON')}"
         raise _CellError(column, what) from None
 
@@ -364,7 +370,10 @@ def _number(column: str, cell: str) -> float:
     value = _parsed(column, cell)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _CellError(column, f"is {shortened(printable(repr(cell)), 60)}: not a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _CellError(column, "is larger than any number") from None
 
 
 def digest_of(content: bytes) -> str:

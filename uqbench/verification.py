@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -300,5 +301,8 @@ def _board_faults(
     except (OSError, UnicodeDecodeError) as error:
         yield Fault(path.name, f"cannot be read: {error}")
         return
-    for row, field, what in differences(found, generated):
-        yield Fault(path.name, what, field, row)
+    try:
+        for row, field, what in differences(found, generated):
+            yield Fault(path.name, what, field, row)
+    except csv.Error as error:
+        yield Fault(path.name, f"is not CSV: {error}")

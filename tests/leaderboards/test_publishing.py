@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from uqbench import publish
 from uqbench.cells import Cell
 from uqbench.cli import main
 from uqbench.errors import UsageError
@@ -23,7 +24,6 @@ from uqbench.formatting import compact_json
 from uqbench.leaderboard import Leaderboard
 from uqbench.problems import digest, load_suite
 from uqbench.published_boards import board_definitions
-from uqbench.publishing import publish
 from uqbench.records import Cost, Outcome, Record, RecordFile, encode
 from uqbench.submissions import (
     ENVIRONMENT_SUFFIX,
@@ -396,6 +396,13 @@ def test_an_edited_board_is_not_what_the_submissions_give(published):
     assert faults(published) == ["tiny.csv: row 4, mean: is '0.1', the submissions give '1.0625'"]
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff", b'"' + b"x" * 200_000, b"a,b\n1,2\n"])
+def test_what_is_no_board_is_a_fault_and_no_crash(published, content):
+    (published / "tiny.csv").write_bytes(content)
+    (fault,) = faults(published)
+    assert fault.startswith("tiny.csv")
+
+
 def test_a_missing_seed_is_named(published):
     path = submission(published)
     write_table(path, table(path)[:-1])
@@ -456,6 +463,8 @@ SPOILED = {
     "no number where one is due": ("rmse", "", "rmse: is missing, must be a number"),
     "text where a number is due": ("rmse", "low", "rmse: is 'low': not JSON"),
     "true where a number is due": ("rmse", "true", "rmse: is 'true': not a number"),
+    "a number of 400 digits": ("rmse", "9" * 400, "rmse: is larger than any number"),
+    "settings that are nested too deeply": ("settings", "[" * 990 + "]" * 990, "settings: is '[["),
     "no time": ("fit_seconds", "NaN", "fit_seconds: is nan, must be 0 or more"),
     "old metrics": ("evaluator", "2", "evaluator: is 2, must be 1; run again with this uqbench"),
     "another recipe": ("training", "{}", "training: is not that of sklearn/diabetes"),
