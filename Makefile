@@ -23,7 +23,7 @@ docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 $(VENV)/docs: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet ".[docs]"
+	$(BIN)/python -m pip install --quiet "uqbench[docs]"
 	touch $@
 
 # The package is built into a wheel and installed, not linked: what is tested is what users get.

@@ -93,7 +93,19 @@ def definitions(_: str) -> str:
 def contributing(_: str) -> str:
     """CONTRIBUTING.md without its title, which the page has itself."""
     text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    return text.partition("\n")[2]
+    return from_docs(text.partition("\n")[2])
+
+
+def from_docs(text: str) -> str:
+    """A text of the root with links as from docs/; other files, no part of the site, by name."""
+
+    def link(found: re.Match[str]) -> str:
+        name, target = found.groups()
+        if target.startswith("docs/"):
+            return f"[{name}]({target.removeprefix('docs/')})"
+        return found[0] if re.match(r"https?:|#", target) else name
+
+    return re.sub(r"\[([^\]]*)\]\(([^)]*)\)", link, text)
 
 
 def notebook(name: str) -> str:

@@ -186,6 +186,10 @@ class TestGeneratedParts:
         plain = r"Sum of x\_i\*y\_i\* \[z\](1) &lt; 0, see `ece` and `a_b`."
         assert written == f"{plain}\n\n    x = *y*"
 
+    def test_links_of_the_root_are_those_of_the_site(self, pages):
+        text = "[a](docs/a.md#b), [c](leaderboards/README.md), [d](https://e.org) and [f](#f)"
+        assert pages.from_docs(text) == "[a](a.md#b), c, [d](https://e.org) and [f](#f)"
+
     def test_settings_become_a_list(self, pages):
         written = pages.as_markdown("Said: x.\n\na: first\nline; e: inside.\nb_c, d: second.")
         listed = "- **a**: first\nline\n- **e**: inside.\n- **b\\_c, d**: second."
