@@ -375,10 +375,11 @@ def _describe_problem(problem: Problem) -> Iterator[str]:
 @click.option(
     "--format",
     "format_",
-    metavar="table|csv|md",
-    help="Default: table, or what the suffix of --out says.",
+    metavar="table|csv|md|html",
+    help="Default: table, or what the suffix of --out says. html: a page with tables, pictures and "
+    "tests, index.html in the folder --out.",
 )
-@_text_option("--out", metavar="FILE", help="Write to a file instead of the terminal.")
+@_text_option("--out", metavar="FILE|DIR", help="Write to a file instead of the terminal.")
 @_text_option("--verify", metavar="DIR", help="Check a folder of published leaderboards instead.")
 def leaderboard(
     runs: tuple[str, ...], format_: str | None, out: str | None, verify: str | None
@@ -393,12 +394,19 @@ def leaderboard(
         )
     if not runs:
         raise click.UsageError("Missing argument 'RUN...'")
+    as_page = format_ == "html" or (format_ is None and (out or "").lower().endswith(".html"))
+    if as_page and out is None:
+        raise click.UsageError("--format html needs --out: the folder that the page is written to")
     from uqbench.results import Results
 
     results = Results.load(runs)
     for run in runs:
         _warn_of_missing_cells(run)
-    if out is not None:
+    if as_page:
+        from uqbench.report import write_report
+
+        click.echo(f"Report: {write_report(results, out, runs)}", err=True)
+    elif out is not None:
         from uqbench.leaderboard import Leaderboard
 
         Leaderboard.of(results.records).write(out, format_)
@@ -526,6 +534,7 @@ def plot(
     reliability    accuracy against confidence
     risk-coverage  error rate against coverage, most confident points first
     ood-roc        telling OoD points by the predictive entropy
+    pareto         NLL against seconds
     """
     from pathlib import Path
 

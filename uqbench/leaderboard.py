@@ -117,7 +117,7 @@ class Leaderboard:
     def _markdown(self) -> str:
         from uqbench.leaderboard_markdown import board_as_markdown, escaped
 
-        legend = " ".join(self._legend(star=False, time_std=True))
+        legend = " ".join(self.legend())
         parts = [*map(board_as_markdown, self.boards), escaped(legend)]
         return "\n\n".join(parts) + "\n"
 
@@ -140,10 +140,10 @@ class Leaderboard:
             for label, text in board.notes:
                 yield Padding(Text.assemble((label, "bold"), f": {text}"), (0, 0, 0, 2))
             yield Text()
-        for sentence in self._legend(star, time_std):
+        for sentence in self.legend(star, time_std):
             yield Text(sentence, style="dim")
 
-    def _legend(self, star: bool, time_std: bool) -> list[str]:
+    def legend(self, star: bool = False, time_std: bool = True) -> list[str]:
         """What a reader needs to know, and only what occurs."""
         rows = [row for board in self.boards for row in board.shown_rows]
         if not rows:

@@ -83,6 +83,21 @@ class Results:
         """Return the leaderboard as text; format: ``table``, ``csv`` or ``md``."""
         return Leaderboard.of(self.records).render(format, width=width)
 
+    def _repr_html_(self) -> str:
+        from uqbench.report import notebook_tables
+
+        return notebook_tables(Leaderboard.of(self.records))
+
+    def report(self, out: str | Path) -> Path:
+        """Write the results as one page of HTML, ``index.html`` in the folder ``out``.
+
+        The page needs no network. It returns the page's path; UsageError if it cannot be written.
+        """
+        from uqbench.report import write_report
+
+        runs = dict.fromkeys(map(str, self.folders.values()))
+        return write_report(self, out, tuple(runs))
+
     def table(self) -> None:
         """Print the leaderboard, as wide as the terminal."""
         from rich.console import Console
@@ -118,7 +133,8 @@ class Results:
         kind: ``toy``, mean ± 3σ of every method on a regression with one feature; of a
         classification ``violin``, VMSP of ID correct, ID incorrect and OoD points;
         ``reliability``, accuracy against confidence; ``risk-coverage``, error rate against
-        coverage; ``ood-roc``, the ROC of telling OoD points by the predictive entropy.
+        coverage; ``ood-roc``, the ROC of telling OoD points by the predictive entropy; of any
+        problem ``pareto``, NLL against seconds.
         out: a PNG, SVG or PDF file, by its suffix.
         problem: which one, where several can be drawn. seed: which one (default: the lowest).
         ood: the OoD set of ``violin`` and ``ood-roc`` (default: the only one). log: a logarithmic

@@ -24,6 +24,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "reliability": (),
     "risk-coverage": (),
     "ood-roc": ("ood",),
+    "pareto": (),
 }
 """Every kind of picture, with the options that it has besides the problem and the seed."""
 

@@ -71,7 +71,7 @@ def classifications(results: Results, problem: str | None, seed: int | None) -> 
 def choose_board(
     results: Results,
     problem: str | None,
-    task: str,
+    task: str | None,
     can_draw: Callable[[Board], bool],
     *,
     none: str,
@@ -79,12 +79,13 @@ def choose_board(
 ) -> Board:
     """Return the board to draw; a quick run's only if there is no other of its problem.
 
-    none: what to say if no problem can be drawn; unfit: what is wrong with one that cannot.
+    task: None for any. none: what to say if no problem can be drawn; unfit: what is wrong with one
+    that cannot.
     """
     found: dict[str, Board] = {}
     unreadable = None
     for board in boards(results.records):
-        if board.task != task or problem not in (None, board.problem):
+        if task not in (None, board.task) or problem not in (None, board.problem):
             continue
         try:
             drawable = can_draw(board)

@@ -1,0 +1,170 @@
+"""Quality against cost: the NLL of every method against its seconds, and who is worth its time.
+
+A method is on the Pareto front if no other has both a lower NLL and no more seconds, or an equal
+NLL in fewer. Its marker is filled, and a line joins the front.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from uqbench.boards import Board, Column, Row, boards
+from uqbench.errors import UsageError
+from uqbench.formatting import counted, format_mean_std, format_seconds, printable
+from uqbench.plots.selection import choose_board, records_of
+from uqbench.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    line_legend,
+    line_picture,
+)
+
+if TYPE_CHECKING:
+    from uqbench.results import Results
+
+_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+_MARKERS = "osD^vPX*"
+_PANELS = {
+    "total_seconds": "Total seconds: MAP training, fit, tuning, prediction",
+    "post_hoc_seconds": "Post-hoc seconds: the same without MAP training",
+}
+_NLL = Column("nll")
+_INCHES, _TITLE_CHARACTERS = 7.0, 45
+_MARGIN = 0.06
+"""Room above and below the points: a share of their range."""
+
+
+def figure(results: Results, problem: str | None = None, seed: int | None = None) -> Figure:
+    """Return the NLL against the total and the post-hoc seconds, both on logarithmic axes of time.
+
+    Points are means over the seeds of a method, or the numbers of ``seed``. The axis of the NLL
+    suits the methods better than BASE; others stand at its upper end. Methods that train their
+    own networks have no post-hoc time. Raises UsageError if there is nothing to draw.
+    """
+    board = choose_board(
+        results,
+        problem,
+        None,
+        lambda one: any(_point(row, "total_seconds") for row in one.rows),
+        none="no problem has a result with an NLL and a time here.",
+        unfit="has no result with an NLL and a time",
+    )
+    if seed is not None:
+        board = _of_seed(results, board, seed)
+    rows = board.shown_rows
+    parts = ["QUICK RUN"] if board.quick else []
+    parts.append(counted(len(board.seeds), "seed") if seed is None else f"seed {seed}")
+    if any(row.seeds and not row.timing_valid for row in rows):
+        parts.append("timed on a shared device")
+    picture, axes = line_picture("", "", "")
+    axes.remove()
+    picture.set_figheight(_INCHES)
+    axes_of = dict(zip(_PANELS, picture.subplots(2, sharex=True, sharey=True), strict=True))
+    title = textwrap.fill(printable(f"{board.problem}: {', '.join(parts)}"), _TITLE_CHARACTERS)
+    axes_of["total_seconds"].set_title(title, fontsize="large", parse_math=False)
+    top = _highest(board)
+    looks = list(itertools.islice(_looks(), len(rows)))
+    for name, label in _PANELS.items():
+        points = [_point(row, name) for row in rows]
+        axes_of[name].set(xlabel=label, ylabel="NLL", xscale="log")
+        _draw(axes_of[name], points, looks, top)
+    lowest = min(point[1] for row in rows if (point := _point(row, "total_seconds")))
+    margin = _MARGIN * (top - lowest) or 0.5
+    axes_of["total_seconds"].set_ylim(lowest - margin, top + margin)
+    line_legend(picture, _listed(rows, looks, top))
+    return picture
+
+
+def front(points: Sequence[tuple[float, float] | None]) -> list[int]:
+    """Return the positions of the points (cost, loss) that no other dominates, cheapest first."""
+    known = [position for position, point in enumerate(points) if point is not None]
+    best, found = math.inf, []
+    last = None
+    for position in sorted(known, key=lambda position: points[position]):
+        if points[position][1] < best or points[position] == last:
+            found.append(position)
+            best, last = points[position][1], points[position]
+    return found
+
+
+def _of_seed(results: Results, board: Board, seed: int) -> Board:
+    records = [one for one in records_of(results, board) if one.identity.seed == seed]
+    if not records:
+        there = ", ".join(map(str, board.seeds))
+        raise UsageError(f"{board.problem}: no seed {seed} in these results; there is {there}")
+    (of_seed,) = boards(records)
+    if not any(_point(row, "total_seconds") for row in of_seed.rows):
+        raise UsageError(f"{board.problem}: no method has a result with seed {seed}")
+    return of_seed
+
+
+def _point(row: Row, cost: str) -> tuple[float, float] | None:
+    """Seconds and NLL; None if one is unknown. An axis of logarithms begins above 0."""
+    if _NLL not in row.metrics:
+        return None
+    seconds, nll = row.cost[cost].mean, row.metrics[_NLL].mean
+    return (seconds, nll) if math.isfinite(nll) and 0 < seconds < math.inf else None
+
+
+def _highest(board: Board) -> float:
+    """Return where the axis of the NLL ends: the worst method that is better than BASE."""
+    points = [(row, point[1]) for row in board.rows if (point := _point(row, "total_seconds"))]
+    base = min((nll for row, nll in points if row.method == "base"), default=math.inf)
+    better = [nll for _, nll in points if nll < base]
+    return max(better or [nll for _, nll in points])
+
+
+def _looks() -> Iterator[dict[str, str]]:
+    """Yield marker and colour of one method after the other; the first 56 differ."""
+    while True:
+        for marker in _MARKERS:
+            for colour in _COLOURS:
+                yield {"marker": marker, "color": colour}
+
+
+def _draw(
+    axes: Axes,
+    points: Sequence[tuple[float, float] | None],
+    looks: Sequence[dict[str, str]],
+    top: float,
+) -> None:
+    on_front = front(points)
+    steps = np.array([points[position] for position in on_front]).reshape(-1, 2)
+    axes.plot(*steps.T, color=BLACK, lw=0.8, alpha=0.5, drawstyle="steps-post", zorder=1)
+    for position, (point, look) in enumerate(zip(points, looks, strict=True)):
+        if point is not None:
+            face = look["color"] if position in on_front else "none"
+            shown = [point[0]], [min(point[1], top)]
+            axes.plot(*shown, linestyle="none", markerfacecolor=face, clip_on=False, **look)
+
+
+def _listed(
+    rows: Sequence[Row], looks: Sequence[dict[str, str]], top: float
+) -> Iterator[tuple[Line2D | None, str, str]]:
+    on_front = front([_point(row, "total_seconds") for row in rows])
+    for position, (row, look) in enumerate(zip(rows, looks, strict=True)):
+        point = _point(row, "total_seconds")
+        if point is None:
+            yield None, row.label, row.status if not row.seeds else "no NLL or no time"
+            continue
+        face = look["color"] if position in on_front else "none"
+        remark = f"{format_mean_std(point[1])[0]} in {format_seconds(point[0])}"
+        if row.status != "complete":
+            remark += f", {counted(row.seeds, 'seed')} only"
+        if point[1] > top:
+            remark += ", above the axis"
+        yield Line2D([], [], linestyle="none", markerfacecolor=face, **look), row.label, remark
