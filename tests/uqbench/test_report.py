@@ -455,6 +455,17 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
+    def eventually(self, expression, expected):
+        """The value of an expression once it is as expected, or after ten seconds at the latest."""
+        return self.value(f"""new Promise((done) => {{
+          const look = () => {{
+            const value = {expression};
+            const there = JSON.stringify(value) === JSON.stringify({json.dumps(expected)});
+            there || performance.now() > 10000 ? done(value) : setTimeout(look, 20);
+          }};
+          look();
+        }})""")
+
     def close(self):
         self._process.kill()
         self._process.wait()
@@ -473,10 +484,7 @@ def browser(tmp_path):
     opened.close()
 
 
-READY = """new Promise((done) => {
-  const look = () => document.documentElement?.dataset.ready ? done(true) : setTimeout(look, 20);
-  look();
-})"""
+READY = "Boolean(document.documentElement?.dataset.ready)"
 METHODS = "[...document.querySelectorAll('table.board tbody th')].map((cell) => cell.textContent)"
 PRESS_RMSE = """(() => {
   const head = [...document.querySelectorAll('table.board thead th')]
@@ -498,7 +506,7 @@ def test_in_a_browser_the_keyboard_sorts_and_the_filter_filters(browser, tmp_pat
     cells = [record(m, metrics={"nll": n, "rmse": v}) for n, (m, v) in enumerate(rmse.items())]
     path = Results(tuple(cells)).report(tmp_path)
     browser.call("Page.navigate", url=path.as_uri())
-    assert browser.value(READY)
+    assert browser.eventually(READY, True)
     assert browser.value(METHODS) == ["a", "b", HOSTILE, "broken"]
     orders = [["b", HOSTILE, "a", "broken"], ["broken", "a", HOSTILE, "b"]]
     for order in orders:
@@ -506,7 +514,7 @@ def test_in_a_browser_the_keyboard_sorts_and_the_filter_filters(browser, tmp_pat
         for kind in ("keyDown", "keyUp"):
             key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
             browser.call("Input.dispatchKeyEvent", type=kind, **key)
-        assert browser.value(METHODS) == order
+        assert browser.eventually(METHODS, order) == order
     browser.value(FILTER)
-    assert browser.value(METHODS) == ["broken"]
+    assert browser.eventually(METHODS, ["broken"]) == ["broken"]
     assert browser.value("document.querySelectorAll('img').length") == 0
