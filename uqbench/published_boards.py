@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import PositiveInt
@@ -30,6 +30,7 @@ BOARD_COLUMNS = (
 class BoardDefinition:
     """What a submission must hold: all of ``problems``, each with the seeds 0 to ``seeds`` - 1.
 
+    fewer_seeds: problem -> its number of seeds, where ``seeds`` would cost too much.
     Problems whose data not everybody has belong on a board of their own.
     """
 
@@ -37,7 +38,12 @@ class BoardDefinition:
     suite: str
     problems: tuple[str, ...]
     seeds: PositiveInt
+    fewer_seeds: Mapping[str, PositiveInt] = field(default_factory=dict)
     description: str = ""
+
+    def seeds_of(self, problem: str) -> int:
+        """How many seeds of a problem are on the board."""
+        return self.fewer_seeds.get(problem, self.seeds)
 
 
 def board_definitions(folder: Path) -> dict[str, BoardDefinition]:
@@ -63,6 +69,9 @@ def board_definitions(folder: Path) -> dict[str, BoardDefinition]:
                 other = taken[board.suite, problem]
                 raise UsageError(f"{path}: {name}.problems: '{problem}' is on {other} already")
             taken[board.suite, problem] = name
+        for problem in board.fewer_seeds:
+            if problem not in board.problems:
+                raise UsageError(f"{path}: {name}.fewer_seeds: '{problem}' is not on the board")
     return boards
 
 
@@ -119,10 +128,10 @@ def differences(found: str, generated: str) -> list[tuple[int, str, str]]:
             seen, wanted = (" ".join(filter(None, row[:lead])) for row in (cells, due))
             what = f"is of {shortened(seen, 60)!r}, the submissions give {shortened(wanted, 60)!r}"
             return [*different, (number, "", what)]
-        for field, cell, wanted in zip(header, cells, due, strict=True):
-            if not _same(field, cell, wanted):
+        for column, cell, wanted in zip(header, cells, due, strict=True):
+            if not _same(column, cell, wanted):
                 what = f"is {shortened(cell, 40)!r}, the submissions give {shortened(wanted, 40)!r}"
-                different.append((number, field, what))
+                different.append((number, column, what))
     if len(left) != len(right):
         what = f"has {len(left) - 1} rows, the submissions give {len(right) - 1}"
         different.append((0, "", what))

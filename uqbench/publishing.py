@@ -120,7 +120,7 @@ def _submission(
     seen: dict[tuple[str, int], Record] = {}
     for record in sorted(records, key=lambda r: (order[r.identity.problem], r.identity.seed)):
         identity = record.identity
-        if identity.seed >= definition.seeds:
+        if identity.seed >= definition.seeds_of(identity.problem):
             continue
         cell = f"{printable(method)}: {identity.problem} seed {identity.seed}"
         if record.status not in ("ok", "skipped"):
@@ -160,18 +160,21 @@ def _require_all(
 ) -> None:
     """Raise if cells are missing, with the command that runs them."""
     wanted = [
-        (problem, seed) for problem in definition.problems for seed in range(definition.seeds)
+        (problem, seed)
+        for problem in definition.problems
+        for seed in range(definition.seeds_of(problem))
     ]
     missing = [cell for cell in wanted if cell not in seen]
     if missing:
         problem, seed = missing[0]
         more = f" and {counted(len(missing) - 1, 'other cell')}" if len(missing) > 1 else ""
-        problems = ",".join(definition.problems)
+        seeds = definition.seeds_of(problem)
+        alike = [other for other in definition.problems if definition.seeds_of(other) == seeds]
         raise _refusal(
             board,
             f"{printable(method)}: the run is incomplete, it lacks {problem} seed {seed}{more}; "
-            f"run 'uqbench run --suite {definition.suite} --problems {problems} --methods {method} "
-            f"--seeds {definition.seeds}' into the same folder",
+            f"run 'uqbench run --suite {definition.suite} --problems {','.join(alike)} "
+            f"--methods {method} --seeds {seeds}' into the same folder",
         )
 
 

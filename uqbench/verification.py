@@ -160,7 +160,8 @@ def _completeness_faults(
             )
             yield Fault(name, what, "seed", number)
     for problem in definition.problems:
-        missing = [seed for seed in range(definition.seeds) if not times[problem, seed]]
+        seeds = definition.seeds_of(problem)
+        missing = [seed for seed in range(seeds) if not times[problem, seed]]
         if missing:
             plural = "s" if len(missing) > 1 else ""
             what = f"{problem}: lacks seed{plural} {', '.join(map(str, missing))}"
@@ -184,8 +185,9 @@ def _row_faults(
     if row.problem not in definition.problems:
         yield "problem", f"{printable(row.problem)} is not on the board"
         return
-    if row.seed >= definition.seeds:
-        yield "seed", f"is {row.seed}, the board has the seeds 0 to {definition.seeds - 1}"
+    seeds = definition.seeds_of(row.problem)
+    if row.seed >= seeds:
+        yield "seed", f"is {row.seed}, the board has the seeds 0 to {seeds - 1}"
     for field, wanted in (
         ("method", submission.method),
         ("suite", definition.suite),

@@ -289,6 +289,17 @@ def test_more_seeds_than_the_board_has_are_left_out(run, boards):
     assert {row["seed"] for row in table(submission(boards))} == {"0", "1"}
 
 
+def test_a_problem_may_have_fewer_seeds_than_its_board(run, boards):
+    definition = boards / "boards.toml"
+    definition.write_text(BOARDS + 'fewer_seeds = { "sklearn/digits" = 1 }\n')
+    publish(run(cells()), boards, who="ada")
+    rows = [(row["problem"], row["seed"]) for row in table(submission(boards))]
+    assert rows == [("sklearn/diabetes", "0"), ("sklearn/diabetes", "1"), ("sklearn/digits", "0")]
+    assert verify(boards) == []
+    definition.write_text(BOARDS)
+    assert "sklearn/digits: lacks seed 1" in str(verify(boards)[0])
+
+
 def test_quick_cells_beside_full_ones_are_left_out(run, boards):
     publish(run(cells(quick=True) + cells()), boards, who="ada")
     assert {row["quick"] for row in table(submission(boards))} == {"false"}
@@ -590,6 +601,7 @@ def test_the_exit_status_says_whether_all_is_well(published):
         (BOARDS.replace("digits", "nothing"), "suite starter has no 'sklearn/nothing'"),
         (BOARDS + BOARDS.replace("tiny", "twice"), "is on tiny already"),
         (BOARDS.replace("seeds = 2", "seeds = 0"), r"tiny\.seeds"),
+        (BOARDS + "fewer_seeds = { toy = 1 }", r"tiny\.fewer_seeds: 'toy' is not on the board"),
         ("[tiny", "boards.toml"),
     ],
 )
