@@ -31,3 +31,12 @@ def data_root() -> Path:
     if "UQBENCH_DATA" not in os.environ:
         pytest.skip("set UQBENCH_DATA to a folder with the UCI tables")
     return Path(os.environ["UQBENCH_DATA"])
+
+
+@pytest.fixture(scope="session")
+def paper(data_root: Path) -> Path:
+    """The folder of the paper's numbers, beside the data root; without it the test is skipped."""
+    folder = data_root.parent / "paper"
+    if not folder.is_dir():
+        pytest.skip("needs the folder paper/ beside $UQBENCH_DATA")
+    return folder

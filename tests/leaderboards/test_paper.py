@@ -20,20 +20,12 @@ def numbers():
     return {(n.table, n.problem, n.printed_method, n.metric, n.ood_set): n for n in paper_numbers()}
 
 
-@pytest.fixture(scope="module")
-def transcripts(data_root):
-    folder = data_root.parent / "paper"
-    if not (folder / "uci.csv").is_file():
-        pytest.skip("needs the folder paper/ beside $UQBENCH_DATA")
-    return folder
-
-
-def test_the_files_are_what_the_transcripts_give(transcripts, tmp_path):
+def test_the_files_are_what_the_transcripts_give(paper, tmp_path):
     path = ROOT / "docs" / "paper_numbers.py"
     spec = importlib.util.spec_from_file_location("paper_numbers_script", path)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    script.transcribe(transcripts, tmp_path)
+    script.transcribe(paper, tmp_path)
     written = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
     committed = (ROOT / "leaderboards" / "paper").glob("table*.csv")
     assert written == {path.name: path.read_text("utf-8") for path in committed}

@@ -53,15 +53,6 @@ OTHER_VALUES = ANOTHER_DRAW_OF_BASE | ROUNDED_TO_WHAT_BASE_SHOULD_BE | ANOTHER_R
 
 
 @pytest.fixture(scope="module")
-def paper(data_root):
-    """The folder of the paper's numbers, beside the data root."""
-    folder = data_root.parent / "paper"
-    if not (folder / "vmsp_raw").is_dir():
-        pytest.skip("needs the folder paper/ beside $UQBENCH_DATA")
-    return folder
-
-
-@pytest.fixture(scope="module")
 def entries(paper):
     """(table, model, method, group, statistic) -> printed number and raw values."""
     raw = {key: read_vmsp(paper / "vmsp_raw" / name) for key, name in RAW_FILES.items()}
