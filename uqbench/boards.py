@@ -251,8 +251,8 @@ def _available_columns(records: Sequence[Record]) -> list[Column]:
     for record in records:
         for ood_set, metrics in {"": record.outcome.metrics, **record.outcome.ood}.items():
             sets = [ood_set]
-            if len(_angles(record, _unrotated(ood_set))) > 1:
-                sets.insert(0, _unrotated(ood_set))
+            if len(_angles(record, unrotated(ood_set))) > 1:
+                sets.insert(0, unrotated(ood_set))
             found.update(dict.fromkeys(Column(name, one) for one in sets for name in metrics))
     order = {name: position for position, name in enumerate(METRICS)}
     return sorted(found, key=lambda column: order.get(column.metric, len(order)))
@@ -274,7 +274,7 @@ def _main_columns(task: str, test_rows: int, available: Sequence[Column]) -> tup
     regression = _OF_ONE_POINT if test_rows == 1 else _REGRESSION
     wanted = _CLASSIFICATION if task == "classification" else regression
     averaged = {column.ood_set for column in available if column.ood_set}
-    shown = [column for column in available if _unrotated(column.ood_set) not in averaged]
+    shown = [column for column in available if unrotated(column.ood_set) not in averaged]
     main = [column for name in wanted for column in shown if column.metric == name]
     return tuple(main or shown)
 
@@ -292,7 +292,7 @@ def _value(record: Record, column: Column) -> float:
     return sum(float(metrics.get(column.metric, math.nan)) for metrics in sets) / len(sets)
 
 
-def _unrotated(ood_set: str) -> str:
+def unrotated(ood_set: str) -> str:
     """``rotated:NAME`` of ``rotated:NAME:DEGREES``; "" of all other sets."""
     base, _, degrees = ood_set.rpartition(":")
     return base if degrees and base.startswith("rotated:") else ""
@@ -301,7 +301,7 @@ def _unrotated(ood_set: str) -> str:
 def _angles(record: Record, rotated: str) -> list[Mapping[str, float]]:
     """The metrics of ``rotated:NAME`` at each angle."""
     found = record.outcome.ood.items()
-    return [metrics for name, metrics in found if rotated and _unrotated(name) == rotated]
+    return [metrics for name, metrics in found if rotated and unrotated(name) == rotated]
 
 
 def _marks(

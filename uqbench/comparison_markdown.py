@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from uqbench.comparison import Comparison, Pair
-from uqbench.formatting import compact_json, counted
+from uqbench.formatting import counted
 from uqbench.leaderboard_markdown import escaped, markdown_row
 from uqbench.paper import TITLES
 from uqbench.records import Record
+from uqbench.run_commands import run_commands
 
 if TYPE_CHECKING:
     from uqbench.comparison_report import Report
@@ -46,10 +46,11 @@ def _section(report: Report, table: str, pairs: Sequence[Pair]) -> Iterator[str]
     yield f"## {escaped(TITLES[table])}"
     yield ""
     yield f"- State: {escaped(state(pairs))}."
-    for command in commands(report.comparison, pairs):
+    records = _records(report.comparison, pairs)
+    for command in run_commands(records):
         yield f"- Command: {_code(command)}"
     yield f"- Seeds: {_seeds(pairs)}."
-    for environment in environments(report.comparison, pairs):
+    for environment in dict.fromkeys(map(_environment, records)):
         yield f"- Environment: {escaped(environment)}."
     yield ""
     yield markdown_row(["problem", *HEADINGS])
@@ -66,31 +67,6 @@ def _section(report: Report, table: str, pairs: Sequence[Pair]) -> Iterator[str]
         yield f"- ({letter}) {one.because} Experiment: {one.evidence}"
 
 
-def commands(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
-    """Command lines that make the cells behind these pairs: one per suite, settings and seeds."""
-    groups: dict[tuple[str, str, int], tuple[Pair, dict[str, None], dict[str, None]]] = {}
-    for pair in pairs:
-        for record in comparison.records_of(pair):
-            variant = compact_json(pair.variant) if pair.departures else ""
-            seeds = 1 + max(r.identity.seed for r in comparison.records_of(pair))
-            key = (record.identity.suite, variant, seeds)
-            _, problems, methods = groups.setdefault(key, (pair, {}, {}))
-            problems[pair.number.problem] = None
-            methods[pair.number.method] = None
-    lines = []
-    for (suite, _, seeds), (pair, problems, methods) in groups.items():
-        words = ["uqbench", "run", "--suite", suite, "--problems", ",".join(problems)]
-        words += ["--methods", ",".join(methods)]
-        for name, value in sorted(pair.departures.items()):
-            words += ["--set", f"{pair.number.method}.{name}={_toml(value)}"]
-        lines.append(shlex.join([*words, "--seeds", str(seeds)]))
-    return lines
-
-
-def _toml(value: Any) -> str:
-    return str(value) if isinstance(value, str | float) else compact_json(value)
-
-
 def _code(text: str) -> str:
     """A code span, which ends at as many backticks as it begins with: more than are inside."""
     ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -105,12 +81,10 @@ def _seeds(pairs: Sequence[Pair]) -> str:
     return f"{text}, {' or '.join(map(str, theirs))} of the paper" if theirs else text
 
 
-def environments(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
-    """Versions, hardware and commit of the records behind these pairs, each once."""
-    records: dict[str, Record] = {}
-    for pair in pairs:
-        records |= {record.key: record for record in comparison.records_of(pair)}
-    return list(dict.fromkeys(map(_environment, records.values())))
+def _records(comparison: Comparison, pairs: Sequence[Pair]) -> list[Record]:
+    """The finished records behind these pairs, each once."""
+    records = {record.key: record for pair in pairs for record in comparison.records_of(pair)}
+    return list(records.values())
 
 
 def _environment(record: Record) -> str:

@@ -55,8 +55,8 @@ def write_report(results: Results, out: str | Path, runs: Sequence[str] = ()) ->
 
 def report(results: Results, page_command: str) -> str:
     """Return the page. page_command: what wrote it, for those who want to repeat it."""
-    from uqbench.report_command import commands
     from uqbench.report_pictures import pictures
+    from uqbench.run_commands import run_commands
 
     board_views, found = [], Leaderboard.of(results.records)
     for position, board in enumerate(found.boards):
@@ -76,7 +76,7 @@ def report(results: Results, page_command: str) -> str:
             boards=board_views,
             legend=found.legend(),
             ranks=[_ranks_view(one) for one in ranks(_ranked(found.boards))],
-            commands=commands(results.records),
+            commands=run_commands(results.records),
             page_command=page_command,
             environments=list(_environments(results.records)),
             version=version("uqbench"),

@@ -337,7 +337,8 @@ def test_backticks_in_a_setting_do_not_end_the_command():
     commands = re.findall("- Command: (.*)", page)
     assert commands
     for command in commands:
-        assert re.fullmatch(r"``` uqbench run [^`]*--set 'nuqls\.solver=a``b' [^`]*```", command)
+        assert command.startswith("``` uqbench run ")
+        assert command.endswith("""--set 'nuqls.solver="a``b"' ```""")
 
 
 def test_the_csv_is_the_frame(report):
@@ -359,11 +360,10 @@ def test_the_page_has_state_commands_seeds_and_environment_of_each_table(report)
     assert section.startswith("Table 1: regression on UCI tables\n")
     assert "- State: 9 of 39 numbers compared: 6 within 3 sd, 2 better, 1 worse" in section
     assert re.findall(r"^- Command: `(.*)`$", section, re.MULTILINE) == [
-        f"uqbench run --suite uci --problems uci/energy --methods {rest}"
-        for rest in (
-            "nuqls --seeds 2",
-            "nuqls --set nuqls.members=20 --seeds 1",
-            "de --seeds 1",
+        f"uqbench run --methods {method} --suite uci --problems uci/energy --seeds {rest}"
+        for method, rest in (
+            ("nuqls", "2"),
+            ("de,nuqls", "1 --set nuqls.members=20"),
         )
     ]
     assert "- Seeds: 1 or 2 of ours, 10 of the paper." in section

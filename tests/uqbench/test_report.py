@@ -24,9 +24,9 @@ from uqbench.errors import UsageError
 from uqbench.plots.pareto import front
 from uqbench.records import Cost, Identity, Outcome, Record, RecordFile
 from uqbench.report import report
-from uqbench.report_command import commands
 from uqbench.report_ranks import cliques, critical_difference, friedman, mean_ranks, ranks
 from uqbench.results import Results
+from uqbench.run_commands import run_commands
 
 NAN = float("nan")
 HOSTILE = """</td></svg><script>alert(1)</script><img src=x onerror="alert(2)">'&"""
@@ -257,7 +257,7 @@ def test_the_commands_ask_for_the_same_cells_again():
         api.request("map", problems="toy/cubic", seeds=1, quick=True),
     ]
     cells = [cell for request in requests for cell in plan(request)]
-    lines = commands([Record(cell.key, cell.identity(), "ok") for cell in cells])
+    lines = run_commands([Record(cell.key, cell.identity(), "ok") for cell in cells])
     repeated = [cell.key for line in lines for cell in plan(request_of(line))]
     assert sorted(repeated) == sorted(cell.key for cell in cells)
     assert "swag.rank=7" in " ".join(lines)
@@ -272,8 +272,27 @@ def request_of(line):
     return api.request(**{name: value for name, value in options.items() if name in accepted})
 
 
+def test_a_command_names_the_ood_sets_that_are_not_the_suites_own():
+    ood = {f"rotated:mnist:{degrees}": {"ood_auc": 0.9} for degrees in (15, 30)}
+    cells = [
+        record(suite="images", problem="mnist/slu-mlp", method="map", ood=ood, fingerprint="a"),
+        record(suite="images", problem="mnist/slu-mlp", method="de", status="oom", fingerprint="a"),
+        record(
+            suite="images",
+            problem="fashion-mnist/slu-lenet",
+            method="map",
+            ood={"mnist": {}, "rotated:fashion-mnist:15": {}},
+            fingerprint="b",
+        ),
+    ]
+    assert [line.partition("--suite images --problems ")[2] for line in run_commands(cells)] == [
+        "mnist/slu-mlp --ood rotated:mnist --seeds 1",
+        "fashion-mnist/slu-lenet --seeds 1",
+    ]
+
+
 def test_a_command_says_what_is_not_installed():
-    lines = commands([record("mine", settings={"rate": 0.5, "label": "x y"})])
+    lines = run_commands([record("mine", settings={"rate": 0.5, "label": "x y"})])
     assert any(line.startswith("# mine is not installed") for line in lines)
     assert "'mine.label=\"x y\"'" in lines[0]
     assert "mine.rate=0.5" in lines[0]

@@ -1,4 +1,4 @@
-"""The commands that repeat the cells of a report, from their records."""
+"""The ``uqbench run`` commands that ask for the cells of records again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from uqbench.boards import unrotated
 from uqbench.errors import UQBenchError
 from uqbench.formatting import compact_json
 from uqbench.records import Identity, Record
@@ -20,22 +21,23 @@ if TYPE_CHECKING:
 _Changes = Mapping[str, Any]
 
 
-def commands(records: Sequence[Record]) -> list[str]:
-    """Return ``uqbench run`` commands that ask for the records' cells, and for no more.
+def run_commands(records: Sequence[Record]) -> list[str]:
+    """Return commands that ask for the records' cells, and for no more.
 
-    Settings are named where they differ from those that the suite gives now. Lines that begin with
-    ``#`` say what a command lacks: a method's plugin, or data of one's own.
+    Settings and OoD sets are named where they differ from those that the suite gives now. Lines
+    that begin with ``#`` say what a command lacks: a method's plugin, or data of one's own.
     """
-    asked: dict[tuple[str, bool, int, str], list[str]] = {}
-    for (suite, problem, quick), group in _by_problem(records).items():
+    asked: dict[tuple[str, tuple[str, ...], bool, int, str], list[str]] = {}
+    for (suite, problem, ood, quick), group in _by_problem(records).items():
         for seeds, methods in _variants(group):
             text = compact_json(methods)
-            asked.setdefault((suite, quick, seeds, text), []).append(problem)
+            asked.setdefault((suite, ood, quick, seeds, text), []).append(problem)
     lines = []
-    for (suite, quick, seeds, text), problems in asked.items():
+    for (suite, ood, quick, seeds, text), problems in asked.items():
         methods = json.loads(text)
         words = ["uqbench", "run", "--methods", ",".join(methods)]
         words += _problem_words(suite, problems)
+        words += [word for name in ood for word in ("--ood", name)]
         words += ["--seeds", str(seeds)]
         for method, changes in methods.items():
             for name, value in changes.items():
@@ -45,12 +47,30 @@ def commands(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _by_problem(records: Sequence[Record]) -> dict[tuple[str, str, bool], list[Identity]]:
-    groups: dict[tuple[str, str, bool], list[Identity]] = {}
+def _by_problem(
+    records: Sequence[Record],
+) -> dict[tuple[str, str, tuple[str, ...], bool], list[Identity]]:
+    """Identities by suite, problem, OoD sets to be named, and whether the run was quick."""
+    ood_sets = {
+        (record.identity.problem, record.identity.fingerprint): _other_ood_sets(record)
+        for record in records
+        if record.status == "ok"
+    }
+    groups: dict[tuple[str, str, tuple[str, ...], bool], list[Identity]] = {}
     for record in records:
         one = record.identity
-        groups.setdefault((one.suite, one.problem, one.quick), []).append(one)
+        ood = ood_sets.get((one.problem, one.fingerprint), ())
+        groups.setdefault((one.suite, one.problem, ood, one.quick), []).append(one)
     return groups
+
+
+def _other_ood_sets(record: Record) -> tuple[str, ...]:
+    """The OoD sets of a problem of images, if they are not those of its suite."""
+    problem = _problem(record.identity.suite, record.identity.problem)
+    if problem is None or not problem.ood:
+        return ()
+    found = dict.fromkeys(unrotated(name) or name for name in record.outcome.ood)
+    return () if set(found) == set(problem.ood) else tuple(found)
 
 
 def _variants(cells: Sequence[Identity]) -> list[tuple[int, dict[str, _Changes]]]:
