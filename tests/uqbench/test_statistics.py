@@ -1,4 +1,7 @@
-"""The corrected t-test against hand-computed values and scipy; Holm; the set of equal best."""
+"""The corrected t-test against hand-computed values and scipy; Holm; the set of equal best.
+
+The bootstrap interval against a naive one, scipy's, and its coverage of a known mean.
+"""
 
 import math
 
@@ -6,8 +9,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from uqbench.statistics import corrected_resampled_t_test, equal_best, holm
+from uqbench.statistics import (
+    LEAST_SEEDS,
+    _resample_weights,
+    bootstrap_interval,
+    corrected_resampled_t_test,
+    equal_best,
+    holm,
+)
 
+NAN = float("nan")
 RATIO = 15 / 70
 
 
@@ -133,3 +144,106 @@ def test_unpaired_values_and_unknown_directions_are_errors():
         equal_best({"a": [1.0, 2.0], "b": [1.0]}, "lower", RATIO)
     with pytest.raises(ValueError, match=r"'lower' or 'higher', got 'closer to 0\.95'"):
         equal_best({"a": [1.0]}, "closer to 0.95", RATIO)
+
+
+SKEWED = np.array([0.31, 0.12, 0.55, 2.4, 0.2, 0.9, 0.41, 1.1, 0.05])
+
+
+def naive_interval(values, resamples, generator):
+    """BCa as in Efron & Tibshirani 1993, (14.9) to (14.15): bias from a count, a jackknife."""
+    means = []
+    for _ in range(resamples):
+        means.append(math.fsum(generator.choice(values, len(values))) / len(values))
+    means = np.sort(means)
+    mean = math.fsum(values) / len(values)
+    bias = stats.norm.ppf(np.mean(means < mean - 1e-9) + np.mean(abs(means - mean) <= 1e-9) / 2)
+    left_out = np.array([np.delete(values, i).mean() for i in range(len(values))])
+    around = left_out.mean() - left_out
+    acceleration = (around**3).sum() / (6 * (around**2).sum() ** 1.5)
+    ends = []
+    for tail in (0.025, 0.975):
+        z = bias + stats.norm.ppf(tail)
+        quantile = stats.norm.cdf(bias + z / (1 - acceleration * z))
+        ends.append(means[math.floor(quantile * (resamples + 1)) - 1])
+    return ends
+
+
+def scipy_interval(values, resamples, generator):
+    found = stats.bootstrap((values,), np.mean, n_resamples=resamples, random_state=generator)
+    return found.confidence_interval
+
+
+@pytest.mark.parametrize("reference", [naive_interval, scipy_interval])
+def test_the_interval_is_that_of_an_independent_bca_within_monte_carlo_error(reference):
+    generator = np.random.default_rng(0)
+    ends = np.array([reference(SKEWED, 2000, generator) for _ in range(12)])
+    error = ends.std(axis=0, ddof=1) * math.sqrt(1 / 12 + 2000 / 9999)  # of theirs and of ours
+    found = np.array(bootstrap_interval(SKEWED))
+    assert (abs(found - ends.mean(axis=0)) < 4 * error).all()
+    percentile = stats.bootstrap((SKEWED,), np.mean, method="percentile", random_state=0)
+    assert (abs(found - percentile.confidence_interval) > 5 * error).all()  # this would show
+
+
+@pytest.mark.parametrize(
+    ("distribution", "mean", "seeds", "coverage"),
+    [
+        ("normal", 0.0, 5, 0.83),
+        ("normal", 0.0, 20, 0.923),
+        ("lognormal", math.exp(0.5), 5, 0.74),
+        ("lognormal", math.exp(0.5), 20, 0.87),
+    ],
+)
+def test_the_interval_covers_the_mean_as_often_as_documented(distribution, mean, seeds, coverage):
+    repeats = 1500
+    generator = np.random.default_rng(1)
+    samples = getattr(generator, distribution)(size=(repeats, seeds))
+    low, high = np.transpose([bootstrap_interval(sample) for sample in samples])
+    found = np.mean((low <= mean) & (mean <= high))
+    assert abs(found - coverage) < 4 * math.sqrt(coverage * (1 - coverage) / repeats)
+
+
+def test_the_interval_of_many_normal_values_is_the_textbook_one():
+    """Mean ± 1.96 s √((J − 1)/J) / √J; its own error is a few percent of the width."""
+    values = np.random.default_rng(2).normal(3, 2, size=400)
+    half = 1.959964 * values.std() / 20
+    low, high = bootstrap_interval(values)
+    assert [low, high] == pytest.approx(values.mean() + half * np.array([-1, 1]), abs=0.1 * half)
+    narrower = bootstrap_interval(values, 0.5)
+    assert narrower[1] - narrower[0] == pytest.approx((high - low) * 0.6745 / 1.96, rel=0.1)
+
+
+def test_the_interval_is_the_same_each_time_and_in_any_order_of_the_seeds():
+    found = bootstrap_interval(SKEWED)
+    _resample_weights.cache_clear()
+    assert bootstrap_interval(SKEWED.tolist()) == found
+    assert bootstrap_interval(SKEWED[::-1]) == found
+    assert bootstrap_interval(np.roll(SKEWED, 4)) == found
+
+
+@pytest.mark.parametrize(("shift", "factor"), [(0.0, 1e-200), (-7.0, 3.0), (1e9, 1.0)])
+def test_the_interval_moves_and_scales_with_the_values(shift, factor):
+    values = np.round(SKEWED * 100)  # whole, so that the shift does not round them
+    expected = np.array(bootstrap_interval(values)) * factor + shift
+    assert bootstrap_interval(values * factor + shift) == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[], [1.0], range(LEAST_SEEDS - 1), [0.1] * 7, [*range(6), NAN], [*range(6), math.inf]],
+)
+def test_too_few_equal_or_undefined_values_have_no_interval(values):
+    assert np.isnan(bootstrap_interval(values)).all()
+
+
+def test_values_that_hardly_differ_have_an_interval_among_them():
+    values = [0.1] * 6 + [math.nextafter(0.1, 1)]
+    low, high = bootstrap_interval(values)
+    assert values[0] <= low <= high <= values[-1]
+
+
+def test_the_interval_rejects_tables_and_impossible_levels():
+    with pytest.raises(ValueError, match=r"must have shape \(J,\), got \(2, 6\)"):
+        bootstrap_interval(np.ones((2, 6)))
+    for level in (0.0, 1.0, NAN):
+        with pytest.raises(ValueError, match="level must be between 0 and 1"):
+            bootstrap_interval(SKEWED, level)
