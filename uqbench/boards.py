@@ -22,7 +22,7 @@ from uqbench.formatting import compact_json, counted, printable, shortened
 from uqbench.records import Cost, Record
 
 LEVEL = 0.05
-"""Significance level of the test behind "equal best"."""
+"""Significance level of the test behind "equal best", and what an interval of a mean leaves out."""
 
 
 class Column(NamedTuple):
@@ -86,6 +86,13 @@ class Statistic:
         if self.seeds < 2 or not math.isfinite(self.mean):
             return math.nan
         return float(np.std(self.defined, ddof=1))
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the mean, see :func:`uqbench.statistics.bootstrap_interval`."""
+        from uqbench.statistics import bootstrap_interval
+
+        return bootstrap_interval(self.defined, 1 - LEVEL)
 
 
 class Gap(NamedTuple):

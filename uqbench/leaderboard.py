@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FEW_SEEDS = 10
 """Below this number of seeds the legend says that the test has little power."""
 
+INTERVAL_COLUMNS = ("ci95_low", "ci95_high")
 CSV_COLUMNS = (
     "suite",
     "problem",
@@ -33,6 +34,7 @@ CSV_COLUMNS = (
     "ood_set",
     "mean",
     "std",
+    *INTERVAL_COLUMNS,
     "seeds",
     "seeds_planned",
     "status",
@@ -68,11 +70,12 @@ class Leaderboard:
         """
         write_text(path, format, "leaderboard", self.render)
 
-    def tidy_rows(self) -> Iterator[dict[str, Any]]:
+    def tidy_rows(self, *, intervals: bool = True) -> Iterator[dict[str, Any]]:
         """Yield one mapping per problem, method and number (metrics, then costs).
 
         ``mark`` is "best", "equal best" or empty; ``reason`` tells why seeds are missing. A method
-        without any result has one row, whose ``metric`` is empty.
+        without any result has one row, whose ``metric`` is empty. ``ci95_low`` and ``ci95_high``
+        are :attr:`uqbench.boards.Statistic.interval`; without ``intervals`` they are left out.
         """
         for board in self.boards:
             for row in board.rows:
@@ -93,12 +96,14 @@ class Leaderboard:
                 numbers = [(*column, number) for column, number in row.metrics.items()]
                 numbers += [(name, "", number) for name, number in row.cost.items()]
                 for metric, ood_set, number in numbers if row.seeds else [("", "", Statistic(()))]:
+                    ends = zip(INTERVAL_COLUMNS, number.interval, strict=True) if intervals else ()
                     yield {
                         **lead,
                         "metric": metric,
                         "ood_set": ood_set,
                         "mean": number.mean,
                         "std": number.std,
+                        **dict(ends),
                         "seeds": number.seeds,
                         "mark": number.mark,
                         "worse_than_base": number.worse_than_base,
@@ -110,7 +115,9 @@ class Leaderboard:
         writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
         writer.writeheader()
         for row in self.tidy_rows():
-            blank = {name: "" for name in ("mean", "std") if math.isnan(row[name])}
+            blank = {
+                name: "" for name in ("mean", "std", *INTERVAL_COLUMNS) if math.isnan(row[name])
+            }
             writer.writerow(row | blank)
         return text.getvalue()
 

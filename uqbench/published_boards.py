@@ -13,13 +13,17 @@ from pydantic import PositiveInt
 
 from uqbench.errors import UsageError
 from uqbench.formatting import compact_json, shortened
-from uqbench.leaderboard import CSV_COLUMNS, Leaderboard
+from uqbench.leaderboard import CSV_COLUMNS, INTERVAL_COLUMNS, Leaderboard
 from uqbench.problems import load_suite, read_toml, suite_names, validated
 from uqbench.submissions import Submission, close
 
 FILE_NAME = "boards.toml"
 BOARD_COLUMNS = (
-    *(column for column in CSV_COLUMNS if column not in ("quick", "seeds_planned", "suite")),
+    *(
+        column
+        for column in CSV_COLUMNS
+        if column not in ("quick", "seeds_planned", "suite", *INTERVAL_COLUMNS)
+    ),
     "evaluator",
     "who",
 )
@@ -102,7 +106,7 @@ def board_csv(definition: BoardDefinition, submissions: Sequence[Submission]) ->
     writer = csv.DictWriter(text, BOARD_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     versions = {record.identity.problem: record.identity.evaluator for record in ordered}
-    for line in Leaderboard.of(ordered).tidy_rows():
+    for line in Leaderboard.of(ordered).tidy_rows(intervals=False):
         who = "+".join(senders[line["problem"], line["method"], line["settings"]])
         numbers = {name: _decimal(line[name]) for name in ("mean", "std")}
         version = versions[line["problem"]]

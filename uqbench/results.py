@@ -69,7 +69,7 @@ class Results:
         return pd.DataFrame(flat, columns=columns)
 
     def summary(self) -> pd.DataFrame:
-        """Mean and standard deviation over seeds: one row per problem, method and number.
+        """Mean, deviation and 95% interval over seeds: one row per problem, method and number.
 
         The rows of the CSV leaderboard; see :meth:`uqbench.leaderboard.Leaderboard.tidy_rows`.
         """

@@ -123,6 +123,16 @@ def test_the_summary_agrees_with_pandas_on_the_frame():
         assert nll.loc[method, "seeds"] == expected.loc[method, "count"] == 3
 
 
+def test_the_summary_has_the_intervals_of_the_csv():
+    results = Results([record("a", s, {"nll": v}) for s, v in enumerate([1.0, 2.0, 4.0, 3.0, 7.0])])
+    (row,) = results.summary().query("metric == 'nll'").to_dict("records")
+    assert row["ci95_low"] < 3.4 < row["ci95_high"]
+    header, *lines = results.leaderboard("csv").splitlines()
+    line = next(line for line in lines if ",nll," in line)
+    assert f"{row['std']},{row['ci95_low']},{row['ci95_high']}," in line
+    assert "std,ci95_low,ci95_high," in header
+
+
 def test_the_summary_holds_undefined_values_as_nan_and_says_what_is_missing():
     results = Results([record("a", 0, {"nll": NAN}), record("a", 1, status="crashed")])
     (row,) = results.summary().query("metric == 'nll'").to_dict("records")
