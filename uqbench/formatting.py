@@ -38,6 +38,20 @@ def format_mean_std(mean: float, std: float = math.nan) -> tuple[str, str]:
     return texts[0], ("" if math.isnan(std) else texts[1])
 
 
+def format_interval(low: float, high: float) -> str:
+    """Return ``0.81 to 1.20``, with the decimals that :func:`format_mean_std` gives the larger end.
+
+    Half of the width is its deviation. An undefined interval is a dash.
+    """
+    if math.isnan(low) or math.isnan(high):
+        return UNDEFINED
+    shown, _ = format_mean_std(max(low, high, key=abs), (high - low) / 2)
+    if "e" in shown:
+        return " to ".join(format_mean_std(end)[0] for end in (low, high))
+    decimals = len(shown.partition(".")[2])
+    return f"{low:.{decimals}f} to {high:.{decimals}f}"
+
+
 def _decimals(value: float, digits: int) -> int:
     """Decimals at which ``value`` shows ``digits`` significant digits; 0 for 0."""
     return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0

@@ -7,7 +7,13 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from uqbench.boards import Board, Column
-from uqbench.formatting import format_mean_std, format_seconds, printable, shortened
+from uqbench.formatting import (
+    format_interval,
+    format_mean_std,
+    format_seconds,
+    printable,
+    shortened,
+)
 
 WORSE_THAN_BASE = "▿"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -62,19 +68,6 @@ def metric_column(
     board: Board, column: Column, separator: str, *, star: bool = False, align: bool = True
 ) -> TextColumn:
     """Means and deviations as text; with ``align`` they are padded so that all ± line up."""
-    from uqbench.metrics import METRICS
-
-    arrow = {"lower": f"{_NO_BREAK}↓", "higher": f"{_NO_BREAK}↑"}
-    title, better = column.metric, None
-    if column.metric in METRICS:
-        title, better = METRICS[column.metric].title, METRICS[column.metric].better
-    header = title
-    if column.ood_set:
-        ood_set = shortened(printable(column.ood_set), 24).replace(" ", _NO_BREAK)
-        header += f" ({ood_set})"
-    if better is not None:
-        target = better.removeprefix("closer to ")
-        header += arrow.get(better, f"{_NO_BREAK}→{_NO_BREAK}{target}")
     halves = []
     for row in board.shown_rows:
         number = row.metrics[column]
@@ -90,7 +83,30 @@ def metric_column(
     pad = max(len(mean) for mean, _, _ in halves) if align else 0
     pad_after = max(len(after) for _, after, _ in halves) if align else 0
     cells = [Cell(f"{mean:>{pad}}{after:<{pad_after}}", bold) for mean, after, bold in halves]
-    return TextColumn(header, cells)
+    return TextColumn(_header(column), cells)
+
+
+def interval_column(board: Board, column: Column) -> TextColumn:
+    """The intervals of the means, with a dash where there is none."""
+    cells = [Cell(format_interval(*row.metrics[column].interval)) for row in board.shown_rows]
+    return TextColumn(_header(column), cells, right=True)
+
+
+def _header(column: Column) -> str:
+    from uqbench.metrics import METRICS
+
+    arrow = {"lower": f"{_NO_BREAK}↓", "higher": f"{_NO_BREAK}↑"}
+    title, better = column.metric, None
+    if column.metric in METRICS:
+        title, better = METRICS[column.metric].title, METRICS[column.metric].better
+    header = title
+    if column.ood_set:
+        ood_set = shortened(printable(column.ood_set), 24).replace(" ", _NO_BREAK)
+        header += f" ({ood_set})"
+    if better is not None:
+        target = better.removeprefix("closer to ")
+        header += arrow.get(better, f"{_NO_BREAK}→{_NO_BREAK}{target}")
+    return header
 
 
 def time_columns(board: Board, with_std: bool) -> list[TextColumn]:

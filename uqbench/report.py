@@ -19,12 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 from uqbench.boards import LEVEL, Board, Column, Statistic, direction
 from uqbench.errors import UsageError
-from uqbench.formatting import counted, printable, setting_text
+from uqbench.formatting import UNDEFINED, counted, printable, setting_text
 from uqbench.leaderboard import Leaderboard
-from uqbench.leaderboard_columns import TextColumn, metric_column, seeds_column, time_columns
+from uqbench.leaderboard_columns import (
+    TextColumn,
+    interval_column,
+    metric_column,
+    seeds_column,
+    time_columns,
+)
 from uqbench.records import Record
 from uqbench.replacement import replacement
 from uqbench.report_ranks import LEAST_METHODS, LEAST_PROBLEMS, Ranks, ranks
+from uqbench.statistics import LEAST_SEEDS
 
 if TYPE_CHECKING:
     import jinja2
@@ -63,7 +70,11 @@ def report(results: Results, page_command: str) -> str:
         own = _own_results(results, board)
         view = _board_view(board)
         view |= {"anchor": f"problem-{position + 1}", "pictures": list(pictures(own, board))}
-        view |= {"settings": _settings(board), "setup": list(_setup(own.records))}
+        view |= {
+            "intervals": _intervals(board),
+            "settings": _settings(board),
+            "setup": list(_setup(own.records)),
+        }
         board_views.append(view)
     script = _template_text("report.js")
     tables = files("itables") / "html"
@@ -75,6 +86,8 @@ def report(results: Results, page_command: str) -> str:
             summary=_summary(found.boards, results.records),
             boards=board_views,
             legend=found.legend(),
+            level=f"{1 - LEVEL:.0%}",
+            least_seeds=LEAST_SEEDS,
             ranks=[_ranks_view(one) for one in ranks(_ranked(found.boards))],
             commands=run_commands(results.records),
             page_command=page_command,
@@ -181,6 +194,18 @@ def _column_view(
 
 def _javascript(number: float) -> str:
     return repr(float(number)) if math.isfinite(number) else f"{'-' * (number < 0)}Infinity"
+
+
+def _intervals(board: Board) -> dict[str, Any]:
+    """The intervals of the table's means; empty if there is none."""
+    columns = [interval_column(board, column) for column in board.columns]
+    rows = [
+        (row.label, [column.cells[position].text for column in columns])
+        for position, row in enumerate(board.shown_rows)
+    ]
+    if all(text == UNDEFINED for _, texts in rows for text in texts):
+        return {}
+    return {"headers": [" ".join(column.header_lines) for column in columns], "rows": rows}
 
 
 def _settings(board: Board) -> list[tuple[str, str]]:

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from uqbench.boards import Column, boards
 from uqbench.errors import UQBenchError, UsageError
-from uqbench.formatting import format_mean_std, format_seconds
+from uqbench.formatting import format_interval, format_mean_std, format_seconds
 from uqbench.leaderboard import Leaderboard
 from uqbench.records import Cost, Identity, Outcome, Record
+from uqbench.statistics import bootstrap_interval
 
 NAN = float("nan")
 
@@ -511,6 +512,30 @@ def test_the_csv_has_one_row_per_number_with_full_precision():
     assert float(rows["map_seconds"]["mean"]) == 8.0
 
 
+def test_the_csv_has_the_interval_of_a_mean_where_the_seeds_suffice():
+    values = [1.0, 2.0, 4.0, 8.0, 9.0, NAN]
+    records = [record("a", s, metrics={"nll": v, "crps": v}) for s, v in enumerate(values)]
+    records += [record("b", s, metrics={"nll": 1.0, "crps": s or NAN}) for s in range(5)]
+    rows = {(row["method"], row["metric"]): row for row in csv_rows(records)}
+    low, high = bootstrap_interval(values[:5])
+    assert low < 4.8 < high
+    for metric in ("nll", "crps"):
+        row = rows["a", metric]
+        assert (float(row["ci95_low"]), float(row["ci95_high"])) == (low, high)
+    for metric in ("nll", "crps", "fit_seconds"):  # equal values, four values, equal values
+        assert rows["b", metric]["ci95_low"] == rows["b", metric]["ci95_high"] == ""
+
+
+def test_tables_without_intervals_do_not_compute_them(monkeypatch):
+    board = Leaderboard.of(seeds_of("a", [1.0, 2.0, 3.0, 4.0, 6.0]))
+    monkeypatch.delattr("uqbench.statistics.bootstrap_interval")
+    for format in ("table", "md"):
+        assert "3.20 ± 1.92" in board.render(format)
+    assert not any("ci95_low" in row for row in board.tidy_rows(intervals=False))
+    with pytest.raises(ImportError):
+        board.render("csv")
+
+
 def test_the_csv_marks_best_and_incomplete_and_keeps_failures():
     records = [
         *seeds_of("a", [1.0, 2.0]),
@@ -631,6 +656,22 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 )
 def test_the_digits_of_a_number_follow_its_deviation(mean, std, expected):
     assert format_mean_std(mean, std) == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.9712, 0.9835, "0.9712 to 0.9835"),
+        (0.95, 1.05, "0.950 to 1.050"),
+        (-2.41, -1.87, "-2.41 to -1.87"),
+        (-0.3, 12.0, "-0.3 to 12.0"),
+        (1234.5, 1434.5, "1234 to 1434"),
+        (0.000021, 0.000034, "2.10e-5 to 3.40e-5"),
+        (NAN, NAN, "–"),
+    ],
+)
+def test_both_ends_of_an_interval_have_the_same_decimals(low, high, expected):
+    assert format_interval(low, high) == expected
 
 
 @pytest.mark.parametrize(

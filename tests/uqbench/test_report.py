@@ -173,6 +173,26 @@ def test_a_failure_is_shown_with_its_reason(ordinary_html):
 
 
 @without_pictures
+def test_intervals_of_the_means_are_folded_below_the_table_where_the_seeds_suffice():
+    cells = [record("a", s, v) for s, v in enumerate((1.0, 1.5, 1.25, 3.5, 2.0))]
+    cells += [record("b", s, 1.0) for s in range(3)]
+    cells += [record("c", s, 1.0 + s, problem="q") for s in range(4)]
+    (first, second) = (Page(part) for part in report_parts(cells))
+    assert "95% intervals of the means" in first.text
+    assert len(first.all("details")) == 2
+    low, high = boards(cells)[0].rows[0].metrics["nll", ""].interval
+    assert f"{low:.2f} to {high:.2f}" in first.text
+    assert "intervals" not in second.text
+    assert len(second.all("details")) == 1
+
+
+def report_parts(cells):
+    """The page's sections of problems."""
+    html = report(Results(tuple(cells)), "uqbench leaderboard r")
+    return re.findall(r'<section class="problem".*?</section>', html, re.DOTALL)
+
+
+@without_pictures
 def test_columns_sort_by_number_with_the_undefined_as_the_worst():
     metrics = [
         {"accuracy": accuracy, "nll": nll}
