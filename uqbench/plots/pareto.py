@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from uqbench.boards import Board, Column, Row, boards
+from uqbench.boards import Board, Column, Row
 from uqbench.errors import UsageError
-from uqbench.formatting import counted, format_mean_std, format_seconds, printable
-from uqbench.plots.selection import choose_board, records_of
+from uqbench.formatting import counted, format_mean_std, format_seconds
+from uqbench.plots.selection import board_title, choose_board, with_seed
 from uqbench.plots.style import (
     BLACK,
     BLUE,
@@ -30,7 +29,8 @@ from uqbench.plots.style import (
     SKY,
     VERMILLION,
     line_legend,
-    line_picture,
+    line_panels,
+    line_title,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ _PANELS = {
     "post_hoc_seconds": "Post-hoc seconds: the same without MAP training",
 }
 _NLL = Column("nll")
-_INCHES, _TITLE_CHARACTERS = 7.0, 45
 _MARGIN = 0.06
 """Room above and below the points: a share of their range."""
 
@@ -63,19 +62,16 @@ def figure(results: Results, problem: str | None = None, seed: int | None = None
         none="no problem has a result with an NLL and a time here.",
         unfit="has no result with an NLL and a time",
     )
-    if seed is not None:
-        board = _of_seed(results, board, seed)
+    board, seeds = with_seed(results, board, seed)
+    if not any(_point(row, "total_seconds") for row in board.rows):
+        raise UsageError(f"{board.problem}: no method has a result with seed {seed}")
     rows = board.shown_rows
-    parts = ["QUICK RUN"] if board.quick else []
-    parts.append(counted(len(board.seeds), "seed") if seed is None else f"seed {seed}")
+    parts = [seeds]
     if any(row.seeds and not row.timing_valid for row in rows):
         parts.append("timed on a shared device")
-    picture, axes = line_picture("", "", "")
-    axes.remove()
-    picture.set_figheight(_INCHES)
-    axes_of = dict(zip(_PANELS, picture.subplots(2, sharex=True, sharey=True), strict=True))
-    title = textwrap.fill(printable(f"{board.problem}: {', '.join(parts)}"), _TITLE_CHARACTERS)
-    axes_of["total_seconds"].set_title(title, fontsize="large", parse_math=False)
+    picture, panels = line_panels(rows=2, sharex=True, sharey=True)
+    axes_of = dict(zip(_PANELS, panels, strict=True))
+    line_title(axes_of["total_seconds"], board_title(board, *parts))
     top = _highest(board)
     looks = list(itertools.islice(_looks(), len(rows)))
     for name, label in _PANELS.items():
@@ -99,17 +95,6 @@ def front(points: Sequence[tuple[float, float] | None]) -> list[int]:
             found.append(position)
             best, last = points[position][1], points[position]
     return found
-
-
-def _of_seed(results: Results, board: Board, seed: int) -> Board:
-    records = [one for one in records_of(results, board) if one.identity.seed == seed]
-    if not records:
-        there = ", ".join(map(str, board.seeds))
-        raise UsageError(f"{board.problem}: no seed {seed} in these results; there is {there}")
-    (of_seed,) = boards(records)
-    if not any(_point(row, "total_seconds") for row in of_seed.rows):
-        raise UsageError(f"{board.problem}: no method has a result with seed {seed}")
-    return of_seed
 
 
 def _point(row: Row, cost: str) -> tuple[float, float] | None:

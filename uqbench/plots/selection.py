@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from uqbench.boards import Board, Row, boards
 from uqbench.errors import DataError, UsageError
-from uqbench.formatting import compact_json, printable
+from uqbench.formatting import compact_json, counted, printable
 from uqbench.records import Identity, Record
 from uqbench.suggestions import did_you_mean
 
@@ -43,10 +43,13 @@ class Selection:
 
     def title(self, *parts: str) -> str:
         """Name the problem, the seed and whatever else was chosen."""
-        quick = ["QUICK RUN"] if self.board.quick else []
-        return printable(
-            f"{self.board.problem}: {', '.join([*quick, f'seed {self.seed}', *parts])}"
-        )
+        return board_title(self.board, f"seed {self.seed}", *parts)
+
+
+def board_title(board: Board, *parts: str) -> str:
+    """Name the problem and whatever else is shown, on one line."""
+    quick = ["QUICK RUN"] if board.quick else []
+    return printable(f"{board.problem}: {', '.join([*quick, *parts])}")
 
 
 def classifications(results: Results, problem: str | None, seed: int | None) -> Selection:
@@ -54,13 +57,24 @@ def classifications(results: Results, problem: str | None, seed: int | None) -> 
 
     Raises UsageError if there is no such problem or seed, or several problems and none is named.
     """
+    return _of_task("classification", "sklearn/digits", results, problem, seed)
+
+
+def regressions(results: Results, problem: str | None, seed: int | None) -> Selection:
+    """Select a regression as :func:`classifications` does a classification."""
+    return _of_task("regression", "sklearn/diabetes", results, problem, seed)
+
+
+def _of_task(
+    task: str, example: str, results: Results, problem: str | None, seed: int | None
+) -> Selection:
     board = choose_board(
         results,
         problem,
-        "classification",
+        task,
         lambda one: any(record.status == "ok" for record in records_of(results, one)),
-        none="no classification has a result here. Run one, like --problems sklearn/digits.",
-        unfit="not a classification with a result",
+        none=f"no {task} has a result here. Run one, like --problems {example}.",
+        unfit=f"not a {task} with a result",
     )
     selection = select(results, board, seed)
     base = {row.label for row in board.rows if row.method == "base"}
@@ -117,15 +131,13 @@ def select(results: Results, board: Board, seed: int | None) -> Selection:
     """
     if seed is None:
         seed = board.seeds[0]
-    elif seed not in board.seeds:
-        there = ", ".join(map(str, board.seeds))
-        raise UsageError(f"{board.problem}: no seed {seed} in these results; there is {there}")
+    _check_seed(board, seed)
     records = records_of(results, board)
-    order = list(dict.fromkeys(_row_key(record.identity) for record in records))
-    by_row = {_row_key(one.identity): one for one in records if one.identity.seed == seed}
+    order = list(dict.fromkeys(row_key(record.identity) for record in records))
+    by_row = {row_key(one.identity): one for one in records if one.identity.seed == seed}
     entries = []
-    for row in sorted(board.rows, key=lambda row: order.index(_row_key(row))):
-        record = by_row.get(_row_key(row))
+    for row in sorted(board.rows, key=lambda row: order.index(row_key(row))):
+        record = by_row.get(row_key(row))
         if record is not None and record.status == "ok":
             entries.append(Entry(row.label, record))
         else:
@@ -138,12 +150,25 @@ def select(results: Results, board: Board, seed: int | None) -> Selection:
     return Selection(board, seed, tuple(entries))
 
 
+def with_seed(results: Results, board: Board, seed: int | None) -> tuple[Board, str]:
+    """Return the board of one seed alone (None: of all), and what a title says of its seeds.
+
+    Raises UsageError if there is no such seed.
+    """
+    if seed is None:
+        return board, counted(len(board.seeds), "seed")
+    _check_seed(board, seed)
+    (of_seed,) = boards([one for one in records_of(results, board) if one.identity.seed == seed])
+    return of_seed, f"seed {seed}"
+
+
 def records_of(results: Results, board: Board) -> list[Record]:
     """Return the records that a board is made of."""
     return [
         record
         for record in results.records
         if (record.identity.problem, record.identity.quick) == (board.problem, board.quick)
+        and record.identity.seed in board.seeds
     ]
 
 
@@ -172,5 +197,12 @@ def choose_ood(selection: Selection, name: str | None) -> tuple[Selection, str |
     return replace(selection, entries=tuple(entries)), chosen
 
 
-def _row_key(one: Identity | Row) -> tuple[str, str]:
+def row_key(one: Identity | Row) -> tuple[str, str]:
+    """Return what tells the rows of a board apart: the method and its settings."""
     return one.method, compact_json(one.settings)
+
+
+def _check_seed(board: Board, seed: int) -> None:
+    if seed not in board.seeds:
+        there = ", ".join(map(str, board.seeds))
+        raise UsageError(f"{board.problem}: no seed {seed} in these results; there is {there}")

@@ -18,7 +18,7 @@ out: lines of it are lost on white."""
 _DASHES = ("-", "--", "-.", ":")
 _PANEL_INCHES = (3.2, 2.5)
 _TITLE_CHARACTERS, _CHARACTERS_PER_INCH = 38, 9
-_LINES_INCHES = (7.6, 4.4)
+_LINES_INCHES, _MORE_LINES_INCHES = (7.6, 4.4), (3.8, 2.6)
 _LINES_TITLE_CHARACTERS, _LEGEND_CHARACTERS, _LEGEND_LINE_INCHES = 45, 34, 0.15
 
 
@@ -87,12 +87,31 @@ def picture_title(figure: Figure, title: str) -> None:
 
 def line_picture(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     """Return a picture with room for one line per method, and for a legend on its right."""
-    figure = Figure(figsize=_LINES_INCHES, layout="constrained")
-    axes = figure.subplots()
-    wrapped = textwrap.fill(title, _LINES_TITLE_CHARACTERS)
-    axes.set_title(wrapped, fontsize="large", parse_math=False)
+    figure, (axes,) = line_panels()
+    line_title(axes, title)
     axes.set(xlabel=x_label, ylabel=y_label)
     return figure, axes
+
+
+def line_panels(rows: int = 1, columns: int = 1, **shared: bool) -> tuple[Figure, list[Axes]]:
+    """Return a picture like :func:`line_picture`'s of several panels, row by row.
+
+    shared: ``sharex`` and ``sharey``, as matplotlib takes them.
+    """
+    inches = [
+        one + more * (number - 1)
+        for one, more, number in zip(
+            _LINES_INCHES, _MORE_LINES_INCHES, (columns, rows), strict=True
+        )
+    ]
+    figure = Figure(figsize=inches, layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **shared).ravel())
+
+
+def line_title(axes: Axes, title: str) -> None:
+    """Put a picture's title above one of its panels, which is narrower than the picture."""
+    wrapped = textwrap.fill(title, _LINES_TITLE_CHARACTERS)
+    axes.set_title(wrapped, fontsize="large", parse_math=False)
 
 
 def line_legend(figure: Figure, entries: Iterable[tuple[Line2D | None, str, str]]) -> None:
@@ -108,5 +127,5 @@ def line_legend(figure: Figure, entries: Iterable[tuple[Line2D | None, str, str]
     legend = figure.legend(handles, texts, **look)
     for text in legend.get_texts():
         text.set(fontsize="small", parse_math=False)
-    height = sum(_LEGEND_LINE_INCHES * (1.5 + text.count("\n")) for text in texts)
-    figure.set_figheight(max(_LINES_INCHES[1], height))
+    height = _LEGEND_LINE_INCHES * sum(1.5 + text.count("\n") for text in [*texts, ""])
+    figure.set_figheight(max(figure.get_figheight(), height))
