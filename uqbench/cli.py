@@ -507,7 +507,11 @@ def compare(
 @click.option("--kind", type=click.Choice(tuple(KINDS)), help="What to draw.")
 @_text_option("--out", metavar="FILE", help="A .png, .svg or .pdf file (default: RUN/KIND.png).")
 @_text_option("--problem", metavar="NAME", help="Which one, where several can be drawn.")
-@click.option("--seed", type=click.IntRange(min=0), help="Which one (default: the lowest).")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Which one (default: the lowest; all for pareto and convergence).",
+)
 @_text_option(
     "--ood", metavar="NAME", help="OoD set of violin and ood-roc (default: the only one)."
 )
@@ -530,11 +534,13 @@ def plot(
 
     \b
     toy            mean ± 3σ of every method on a regression with one feature
+    calibration    observed against nominal coverage of a regression's intervals
     violin         VMSP of ID correct, ID incorrect and OoD points
     reliability    accuracy against confidence
     risk-coverage  error rate against coverage, most confident points first
     ood-roc        telling OoD points by the predictive entropy
     pareto         NLL against seconds
+    convergence    NLL against a setting with several values; SEV beside ntk_gp
     """
     from pathlib import Path
 

@@ -20,15 +20,19 @@ if TYPE_CHECKING:
 
 _CAPTIONS = {
     "toy": "Mean ± 3σ of every method",
+    "calibration": "Calibration: observed against nominal coverage of central intervals",
     "pareto": "Quality against cost; filled: on the Pareto front, no other method is both better "
     "and cheaper",
     "violin": "VMSP of ID correct, ID incorrect and OoD points",
     "reliability": "Reliability: accuracy against confidence",
     "risk-coverage": "Selective prediction: error rate against coverage",
     "ood-roc": "Telling OoD points by the predictive entropy",
+    "convergence": "What becomes of methods as one of their settings grows",
 }
 _OF_CLASSIFICATIONS = ("violin", "reliability", "risk-coverage", "ood-roc")
 _ON_OOD_SETS = ("violin", "ood-roc")
+_NOT_OF_ALL = ("toy", "convergence")
+"""Their UsageErrors say that the board has no such thing to draw, which is no news on a page."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def pictures(results: Results, board: Board) -> Iterator[Picture]:
                 plots.draw(kind, results, board.problem, ood=ood), f"{board.title}: {caption}"
             )
         except (UsageError, DataError) as error:
-            if kind != "toy" or isinstance(error, DataError):  # else: not on one feature
+            if kind not in _NOT_OF_ALL or isinstance(error, DataError):
                 yield Picture(caption, reason=str(error))
         else:
             yield Picture(caption, svg)
@@ -66,8 +70,11 @@ def _kinds(results: Results, board: Board) -> Iterator[tuple[str, str | None]]:
     if not finished:
         return
     yield "pareto", None
+    yield "convergence", None
     if board.task == "regression":
         yield "toy", None
+        if board.test_rows != 1:  # one point has no curve
+            yield "calibration", None
     if board.task != "classification":
         return
     sets = dict.fromkeys(name for record in finished for name in record.outcome.ood)

@@ -130,13 +130,15 @@ class Results:
     ) -> Figure:
         """Return a picture as a matplotlib figure; with ``out``, write it to that file as well.
 
-        kind: ``toy``, mean ± 3σ of every method on a regression with one feature; of a
-        classification ``violin``, VMSP of ID correct, ID incorrect and OoD points;
-        ``reliability``, accuracy against confidence; ``risk-coverage``, error rate against
-        coverage; ``ood-roc``, the ROC of telling OoD points by the predictive entropy; of any
-        problem ``pareto``, NLL against seconds.
+        kind: ``toy``, mean ± 3σ of every method on a regression with one feature; of any
+        regression ``calibration``, observed against nominal coverage; of a classification
+        ``violin``, VMSP of ID correct, ID incorrect and OoD points; ``reliability``, accuracy
+        against confidence; ``risk-coverage``, error rate against coverage; ``ood-roc``, the ROC of
+        telling OoD points by the predictive entropy; of any problem ``pareto``, NLL against
+        seconds, and ``convergence``, NLL against a setting of which methods have several values.
         out: a PNG, SVG or PDF file, by its suffix.
-        problem: which one, where several can be drawn. seed: which one (default: the lowest).
+        problem: which one, where several can be drawn. seed: which one (default: the lowest;
+        all for ``pareto`` and ``convergence``).
         ood: the OoD set of ``violin`` and ``ood-roc`` (default: the only one). log: a logarithmic
         axis for ``violin``.
         Raises UsageError if there is nothing to draw, DataError if predictions are missing.

@@ -730,7 +730,7 @@ def test_a_file_of_another_kind_is_one_line(tmp_path, name, content, message):
     [
         ((), "name either the folder of a RUN or --vmsp FILE.npz, and not both"),
         (("run", "--vmsp", "a.npz"), "and not both"),
-        (("run",), "--kind: say what to draw: toy, violin"),
+        (("run",), "--kind: say what to draw: toy, calibration"),
         (("--vmsp", "a.npz", "--kind", "toy"), "--kind toy: only for a picture of a RUN"),
         (("--vmsp", "a.npz", "--seed", "0"), "--seed: only for a picture of a RUN"),
         (("--vmsp", "a.npz", "--ood", "mnist"), "--ood: only for a picture of a RUN"),

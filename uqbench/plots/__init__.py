@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, tuple[str, ...]] = {
     "toy": (),
+    "calibration": (),
     "violin": ("ood", "log"),
     "reliability": (),
     "risk-coverage": (),
     "ood-roc": ("ood",),
     "pareto": (),
+    "convergence": (),
 }
 """Every kind of picture, with the options that it has besides the problem and the seed."""
 
