@@ -1,5 +1,6 @@
 """What CONTRIBUTING.md tells people to do, done; and methods that come from outside, run."""
 
+import hashlib
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from uqbench import registry
 from uqbench.cli import main
 from uqbench.method import Method, Posterior
 from uqbench.problems import load_suite
+from uqbench.records import RecordFile
 from uqbench.registry import build_method, load_plugins
 from uqbench.scaffold import write_method
 
@@ -114,3 +116,12 @@ def test_methods_of_a_package_and_of_a_file_reach_the_leaderboard(outside):
     assert done.returncode == 0, done.stderr
     for name in names:
         assert re.search(rf"^{name} +1 ", done.stdout, re.MULTILINE)
+    file = (outside / "work" / "other_method.py").read_bytes()
+    assert {
+        record.identity.method: record.method_source
+        for record in RecordFile(outside / "work" / "out").read()
+    } == {
+        "my_method": "my-package 1.0",
+        "other_method": f"other_method.py sha256:{hashlib.sha256(file).hexdigest()}",
+        "map": "uqbench",
+    }

@@ -327,7 +327,7 @@ def _announce(
     device: str,
 ) -> None:
     """Say what will run, and what is there already."""
-    from uqbench.runner import FAILURES, count_statuses
+    from uqbench.runner import FAILURES, count_statuses, other_sources
 
     there = count_statuses(cells, records)
     del there["missing"]
@@ -342,7 +342,14 @@ def _announce(
     if unsuccessful and len(todo) == len(cells) - there.total():
         text += f". {unsuccessful} of them failed: --rerun failed tries these again"
     own_data = {cell.problem.description for cell in cells if cell.problem.of_own_data}
-    for line in (*own_data, text):
+    run_again = {cell.key for cell in todo}
+    changed = other_sources(cells, [one for one in records if one.key not in run_again])
+    warnings = [
+        f"Warning: {method}: its code changed since {counted(number, 'finished cell')} ran; "
+        "--rerun all runs again what this command asks for"
+        for method, number in changed.items()
+    ]
+    for line in (*own_data, text, *warnings):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -27,6 +27,7 @@ from uqbench.registry import (
     check_method_name,
     find_method,
     method_names,
+    method_source,
 )
 from uqbench.suggestions import did_you_mean
 
@@ -60,6 +61,8 @@ class Cell:
     """One method, with all its settings, on one problem with one seed.
 
     map_checkpoint: id of the MAP network that the method starts from, "" if it trains its own.
+    method_source: whose code the method was when the cell was planned. It is no part of the
+    identity, so that an edit of a plug-in file does not hide the results that are there.
     """
 
     suite: str
@@ -70,6 +73,7 @@ class Cell:
     quick: bool
     fingerprint: str
     map_checkpoint: str
+    method_source: str = ""
 
     def identity(self) -> Identity:
         """All that makes this cell this cell, in plain JSON values."""
@@ -135,6 +139,7 @@ def plan(request: Request) -> list[Cell]:
         for suite, problem in problems
         for method in methods
     }
+    sources = {method: method_source(method) for method in methods}
     if any(problem.of_images for _, problem in problems):
         from uqbench.datasets.image_problems import image_memory
 
@@ -157,6 +162,7 @@ def plan(request: Request) -> list[Cell]:
                         quick=request.quick,
                         fingerprint=fingerprint,
                         map_checkpoint=checkpoint if find_method(method).post_hoc else "",
+                        method_source=sources[method],
                     )
                 )
     return cells

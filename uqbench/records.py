@@ -20,7 +20,8 @@ from uqbench.errors import DataError, UsageError
 from uqbench.replacement import replacement
 
 SCHEMA_VERSION = 3
-"""Raised whenever records get a field: 2 brought ``ood_conversions``, 3 ``streamed``."""
+"""Raised whenever records get a field that older versions refuse: 2 brought ``ood_conversions``,
+3 ``streamed``. In ``provenance`` any are read."""
 EVALUATOR_VERSION = 1
 """Raised whenever a metric changes its meaning; part of every cell's identity."""
 
@@ -94,7 +95,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Record:
-    """One line of ``records.jsonl``."""
+    """One line of ``records.jsonl``.
+
+    provenance: :func:`uqbench.provenance.environment`, ``method_source``, and when it ``started``.
+    """
 
     key: str
     identity: Identity
@@ -106,6 +110,11 @@ class Record:
     log: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA_VERSION
+
+    @property
+    def method_source(self) -> str:
+        """As :func:`uqbench.registry.method_source`; empty in records that were made before it."""
+        return str(self.provenance.get("method_source") or "")
 
 
 FILE_NAME = "records.jsonl"

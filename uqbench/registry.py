@@ -15,7 +15,6 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +24,8 @@ from uqbench.method import Method
 from uqbench.suggestions import did_you_mean
 
 GROUP = "uqbench.methods"
+BUILT_IN = "uqbench"
+"""The source of uqbench's own methods; which version of them, a record's commit says."""
 
 
 class Settings(dict[str, Any]):
@@ -37,9 +38,10 @@ class Settings(dict[str, Any]):
 
 @dataclass(frozen=True)
 class _Plugin:
-    """A method that a plug-in file defines."""
+    """A method that a plug-in file defines. source: as :func:`method_source` returns it."""
 
     path: Path
+    source: str
     method: type[Method]
 
 
@@ -65,7 +67,7 @@ def find_method(name: str) -> type[Method]:
     if name in _plugins:
         return _plugins[name].method
     entry = _installed()[name]
-    where = f"method '{name}' ({_source(entry)})"
+    where = f"method '{name}' ({_place(entry)})"
     try:
         target = import_module(entry.module)
         for attribute in entry.attr.split("."):
@@ -74,6 +76,21 @@ def find_method(name: str) -> type[Method]:
         raise UsageError(f"{where} cannot be imported: {_first_line(error)}") from error
     _check_class(target, where)
     return target
+
+
+def method_source(name: str) -> str:
+    """Return whose code a method is, and in which version; empty if that is not known.
+
+    ``uqbench``; of another package ``NAME VERSION``; of a plug-in ``FILE.py sha256:DIGEST``, the
+    digest of the bytes that were loaded. What the file imports is not in it.
+    """
+    check_method_name(name)
+    if name in _plugins:
+        return _plugins[name].source
+    package = _installed()[name].dist
+    if package is None:
+        return ""
+    return BUILT_IN if package.name == BUILT_IN else f"{package.name} {package.version}"
 
 
 def build_method(name: str, *layers: Mapping[str, Any]) -> Method:
@@ -146,11 +163,11 @@ def _installed() -> dict[str, EntryPoint]:
     for entry in entry_points(group=GROUP):
         other = entries.setdefault(entry.name, entry)
         if other is not entry:
-            raise UsageError(_duplicate(entry.name, _source(other), _source(entry)))
+            raise UsageError(_duplicate(entry.name, _place(other), _place(entry)))
     return entries
 
 
-def _source(entry: EntryPoint) -> str:
+def _place(entry: EntryPoint) -> str:
     package = entry.dist.name if entry.dist else "unknown"
     return f"package {package}, {entry.value}"
 
@@ -165,7 +182,12 @@ def _load_plugin(path: Path) -> None:
     if not path.is_file():
         found = "a folder, not a file" if path.is_dir() else "no such file"
         raise UsageError(f"--plugin {path}: {found}")
-    module = _import_file(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"--plugin {path}: cannot be read: {error.strerror}") from None
+    module = _import_file(path, content)
+    source = f"{path.name} sha256:{hashlib.sha256(content).hexdigest()}"
     classes = [
         value
         for value in vars(module).values()
@@ -178,30 +200,31 @@ def _load_plugin(path: Path) -> None:
         raise UsageError(f"{path}: the file defines no subclass of uqbench.Method")
     found: dict[str, _Plugin] = {}
     for method in dict.fromkeys(classes):
-        _check_class(method, f"{path}: class {method.__name__}")
+        place = f"{path}: class {method.__name__}"
+        _check_class(method, place)
         name = _plugin_name(path, method)
-        source = f"{path}: class {method.__name__}"
         if name in found:
-            raise UsageError(_duplicate(name, str(path), source))
+            raise UsageError(_duplicate(name, str(path), place))
         if name in _plugins:
-            raise UsageError(_duplicate(name, str(_plugins[name].path), source))
+            raise UsageError(_duplicate(name, str(_plugins[name].path), place))
         if name in _installed():
-            raise UsageError(_duplicate(name, _source(_installed()[name]), source))
-        found[name] = _Plugin(path, method)
+            raise UsageError(_duplicate(name, _place(_installed()[name]), place))
+        found[name] = _Plugin(path, source, method)
     _plugins.update(found)
 
 
-def _import_file(path: Path) -> ModuleType:
+def _import_file(path: Path, content: bytes) -> ModuleType:
+    if path.suffix != ".py":
+        raise UsageError(f"--plugin {path}: not a Python file (its name must end in .py)")
     # A private name under which dataclass annotations resolve and instances pickle; the same in
     # every process that loads the file.
     name = f"_uqbench_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"--plugin {path}: not a Python file (its name must end in .py)")
-    module = module_from_spec(spec)
+    module = ModuleType(name)
+    module.__file__ = str(path)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # not by Python's loader, whose cache may hold the file as it was within the same second
+        exec(compile(content, path, "exec", dont_inherit=True), vars(module))
     except SyntaxError as error:
         del sys.modules[name]
         raise UsageError(f"{error.filename}: line {error.lineno}: {error.msg}") from error

@@ -169,6 +169,21 @@ def cells_to_run(cells: Sequence[Cell], records: Sequence[Record], rerun: str | 
     return [cell for cell in cells if cell.key not in status or status[cell.key] in redo]
 
 
+def other_sources(cells: Sequence[Cell], records: Sequence[Record]) -> Counter[str]:
+    """Count, for each method of the cells, the finished records of another source than theirs.
+
+    Records that do not know their source are not counted.
+    """
+    planned = {cell.method: cell.method_source for cell in cells}
+    return Counter(
+        record.identity.method
+        for record in records
+        if record.status in ("ok", "skipped")
+        and record.identity.method in planned
+        and record.method_source not in ("", planned[record.identity.method])
+    )
+
+
 @dataclass
 class _Running:
     """A cell that a worker is busy with."""
@@ -252,7 +267,7 @@ class Runner:
             error_type=kind,
             error_message=message,
             log=str(self.job.log_path(cell).relative_to(self.job.run_dir)),
-            provenance={**self.job.machine, "started": running.started_at},
+            provenance=self.job.provenance(cell, running.started_at),
         )
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from uqbench.errors import UnsupportedError, UsageError
 from uqbench.records import Cost, Record, Status, encode
-from uqbench.registry import load_plugins
+from uqbench.registry import load_plugins, method_source
 
 if TYPE_CHECKING:
     from uqbench.cells import Cell, Request
@@ -49,6 +49,10 @@ class Job:
     plugins: tuple[Path, ...] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
     shared: bool = False
+
+    def provenance(self, cell: Cell, started: str) -> dict[str, Any]:
+        """Where a cell's record comes from: the machine, the method's code, the time."""
+        return {**self.machine, "method_source": cell.method_source, "started": started}
 
     @property
     def cache_dir(self) -> Path:
@@ -165,7 +169,7 @@ def run_cell(cell: Cell, job: Job) -> str:
             status="failed",
             cost=Cost(device=job.device, timing_valid=not job.shared),
             log=str(log.relative_to(job.run_dir)),
-            provenance={**job.machine, "started": now()},
+            provenance=job.provenance(cell, now()),
         )
         try:
             return encode(_evaluated(cell, job, unfinished))
@@ -184,6 +188,10 @@ def run_cell(cell: Cell, job: Job) -> str:
 
 def _evaluated(cell: Cell, job: Job, unfinished: Record) -> Record:
     load_plugins(job.plugins)
+    if cell.method_source not in ("", method_source(cell.method)):
+        raise UsageError(
+            f"{cell.method}: its code has changed since the run was planned; run it again"
+        )
     from uqbench.evaluator import evaluate_cell
     from uqbench.saved_predictions import predictions_path, write_predictions
 

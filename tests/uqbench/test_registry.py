@@ -1,3 +1,5 @@
+import hashlib
+import os
 import pickle
 import subprocess
 import sys
@@ -230,3 +232,53 @@ def test_a_broken_entry_point_is_one_clear_line(monkeypatch, value, message):
     with pytest.raises(UsageError, match=f"method 'broken' .*{message}") as caught:
         find_method("broken")
     assert "\n" not in str(caught.value)
+
+
+# Whose code a method is
+
+
+def sha256(path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_source_of_a_plugin_is_its_name_without_folder_and_the_hash_of_its_bytes(plugin):
+    path = plugin(GOOD.replace("\n", "\r\n"), "my file.py")
+    load_plugins([path])
+    for name in ("my_nuqls2", "another_name"):
+        assert registry.method_source(name) == f"my file.py sha256:{sha256(path)}"
+
+
+def test_the_source_is_of_the_bytes_that_were_loaded_and_not_of_a_later_edit(plugin):
+    path = plugin(GOOD)
+    loaded = sha256(path)
+    load_plugins([path])
+    plugin(GOOD + "\n")
+    load_plugins([path])
+    assert registry.method_source("another_name") == f"plugin.py sha256:{loaded}"
+
+
+def test_an_edit_within_the_same_second_and_of_the_same_length_is_loaded(plugin, monkeypatch):
+    """Python's own cache of bytecode, which knows time and length alone, would hide it."""
+    for gamma in ("0.01", "0.02"):
+        monkeypatch.setattr(registry, "_plugins", {})
+        path = plugin(GOOD.replace("gamma: float = 0.01", f"gamma: float = {gamma}"))
+        os.utime(path, (1, 1))
+        load_plugins([path])
+        assert build_method("my_nuqls2").gamma == float(gamma)
+        assert registry.method_source("my_nuqls2") == f"plugin.py sha256:{sha256(path)}"
+
+
+def test_the_source_of_a_package_is_its_name_and_version(tmp_path, monkeypatch):
+    info = tmp_path / "my_package-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\nmine = my_package:Mine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._installed.cache_clear()
+    assert registry.method_source("mine") == "my-package 1.2"
+    assert registry.method_source("nuqls") == "uqbench"
+
+
+def test_a_method_of_no_known_package_has_no_source(monkeypatch):
+    entry_points(monkeypatch, ("stray", "json:dumps"))
+    assert registry.method_source("stray") == ""

@@ -1,4 +1,5 @@
 import contextlib
+import hashlib
 import os
 import random
 import signal
@@ -6,12 +7,14 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from pebble import ProcessExpired
 
 from uqbench import runner
+from uqbench.records import Record
 from uqbench.runner import duration
 
 
@@ -324,3 +327,68 @@ def test_kernel_counters_of_both_cgroup_versions_are_read(tmp_path):
 )
 def test_durations_are_written_for_people(seconds, text):
     assert duration(seconds) == text
+
+
+# Whose code a method was
+
+
+def source_of(bench) -> str:
+    return f"probe.py sha256:{hashlib.sha256((bench.folder / 'probe.py').read_bytes()).hexdigest()}"
+
+
+def edit_plugin(bench) -> None:
+    with (bench.folder / "probe.py").open("a") as file:
+        file.write("# edited\n")
+
+
+def test_a_record_holds_the_hash_of_the_plugin_whatever_becomes_of_its_cell(bench):
+    actions = 'probe.actions=["ok", "raise", "kill"]'
+    bench.run("--seeds", "3", "--set", actions, "--problems", "toy/a")
+    records = bench.records()
+    assert [record.status for record in records] == ["ok", "failed", "crashed"]
+    assert {record.provenance["method_source"] for record in records} == {source_of(bench)}
+
+
+def test_a_changed_plugin_is_said_and_its_finished_cells_stay_until_all_run_again(bench):
+    assert "Warning" not in bench.run("--seeds", "1", "--problems", "toy/a").stderr
+    old = source_of(bench)
+    edit_plugin(bench)
+    warning = (
+        "Warning: probe: its code changed since 1 finished cell ran; --rerun all runs again what "
+        "this command asks for\n"
+    )
+    assert warning in bench.run("--seeds", "1").stderr
+    assert [record.method_source for record in bench.records()] == [old, source_of(bench)]
+    assert "Warning" not in bench.run("--seeds", "1", "--rerun", "all").stderr
+    assert {record.method_source for record in bench.records()} == {source_of(bench)}
+
+
+def test_finished_records_of_another_source_count_and_those_of_an_unknown_one_do_not():
+    def record(method, status, **provenance):
+        identity = SimpleNamespace(method=method)
+        return Record("", identity, status, provenance=provenance)
+
+    cells = [SimpleNamespace(method=name, method_source=f"{name} 2") for name in ("a", "b")]
+    records = [
+        record("a", "ok", method_source="a 1"),
+        record("a", "skipped", method_source="a 1.1"),
+        record("a", "failed", method_source="a 1"),
+        record("a", "ok", method_source="a 2"),
+        record("b", "ok"),
+        record("c", "ok", method_source="c 1"),
+    ]
+    assert runner.other_sources(cells, records) == {"a": 2}
+
+
+def test_a_plugin_that_changes_during_a_run_is_not_mixed_into_it(bench):
+    """A worker that takes the place of a dead one loads the file again."""
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    edit = 'print("#", file=open("probe.py", "a"), flush=True)'
+    plugin = bench.folder / "probe.py"
+    plugin.write_text(plugin.read_text().replace(kill, f"{edit}; {kill}"))
+    planned = source_of(bench)
+    bench.run("--seeds", "3", "--set", 'probe.actions=["ok", "kill", "ok"]', "--problems", "toy/a")
+    records = bench.records()
+    assert [record.status for record in records] == ["ok", "crashed", "failed"]
+    assert {record.method_source for record in records} == {planned}
+    assert records[2].error_message.startswith("probe: its code has changed since the run was")
