@@ -26,8 +26,10 @@ BOARD_COLUMNS = (
     ),
     "evaluator",
     "who",
+    "method_source",
 )
-"""``evaluator``: the metrics' version; ``who``: whose rows they are, several with a +."""
+"""``evaluator``: the metrics' version; ``who``: whose rows they are, several with a +;
+``method_source``: whose code the method is, several with a ;, blank if nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,14 @@ def board_csv(definition: BoardDefinition, submissions: Sequence[Submission]) ->
     """
     order = {name: position for position, name in enumerate(definition.problems)}
     senders: dict[tuple[str, str, str], dict[str, None]] = {}
+    sources: dict[tuple[str, str, str], dict[str, None]] = {}
     records = {}
     for submission in sorted(submissions, key=lambda one: one.name):
         for row in submission.rows:
             records.setdefault(row.key, row.record)
             shown = row.problem, row.method, compact_json(row.settings)
             senders.setdefault(shown, {})[submission.who] = None
+            sources.setdefault(shown, {})[row.method_source] = None
     ordered = sorted(
         records.values(),
         key=lambda record: (
@@ -107,10 +111,14 @@ def board_csv(definition: BoardDefinition, submissions: Sequence[Submission]) ->
     writer.writeheader()
     versions = {record.identity.problem: record.identity.evaluator for record in ordered}
     for line in Leaderboard.of(ordered).tidy_rows(intervals=False):
-        who = "+".join(senders[line["problem"], line["method"], line["settings"]])
+        shown = line["problem"], line["method"], line["settings"]
         numbers = {name: _decimal(line[name]) for name in ("mean", "std")}
-        version = versions[line["problem"]]
-        writer.writerow(line | numbers | {"who": who, "evaluator": version})
+        origin = {
+            "evaluator": versions[line["problem"]],
+            "who": "+".join(senders[shown]),
+            "method_source": "; ".join(filter(None, sources[shown])),
+        }
+        writer.writerow(line | numbers | origin)
     return text.getvalue()
 
 

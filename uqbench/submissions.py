@@ -21,8 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from uqbench.formatting import compact_json, printable, shortened
 from uqbench.records import Cost, Identity, Outcome, Record
 
-SUBMISSION_VERSION = 1
-"""Raised whenever the files change; older versions stay readable."""
+SUBMISSION_VERSION = 2
+"""Raised whenever the files change; older versions stay readable: 2 brought ``method_source``."""
+_OLDER: dict[int, dict[str, Any]] = {1: {"method_source": ""}}
+"""Version -> the fields that its rows lack, and what is read in their place."""
 
 ENVIRONMENT_SUFFIX = ".environment.json"
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -34,6 +36,14 @@ Who = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 PlainText = Annotated[
     str, Field(max_length=300, pattern=r"^([^=+@\x00-\x20\x7f-][^\x00-\x1f\x7f]*)?$")
 ]
+MethodSource = Annotated[
+    str,
+    Field(
+        max_length=400,
+        pattern=r"^(uqbench|[A-Za-z0-9][A-Za-z0-9._-]* [A-Za-z0-9][A-Za-z0-9.!+_-]*"
+        r"|[^=+@<>\x00-\x20\x7f/\\-][^<>\x00-\x1f\x7f/\\]*\.py sha256:[0-9a-f]{64})?$",
+    ),
+]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -43,6 +53,7 @@ class Row(BaseModel):
     Fields are those of a record (see :mod:`uqbench.records`) under their own names.
     ``metrics`` and ``ood`` are columns of their own, ``NAME`` and ``ood:SET:NAME``.
     status: ``skipped`` where the method's definition does not cover the problem; ``reason`` why.
+    method_source: see :func:`uqbench.registry.method_source`.
     environment: a name in the submission's ``environments``. started: UTC.
     """
 
@@ -83,6 +94,7 @@ class Row(BaseModel):
     key: Digest
     commit: Annotated[str, Field(pattern="^[0-9a-f]{40}([0-9a-f]{24})?$")]
     dirty: Literal[False]
+    method_source: MethodSource
     environment: Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
     started: Annotated[str, Field(pattern="^[0-9T:+.-]{19,32}$")]
 
@@ -120,7 +132,7 @@ class Head(BaseModel):
     """The environment file. csv_sha256: of the CSV; it shows accidents, not fraud."""
 
     model_config = _STRICT
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     board: str
     method: MethodName
     who: Who
@@ -129,7 +141,10 @@ class Head(BaseModel):
 
 
 class Submission(Head):
-    """A whole submission, both files; its JSON Schema is ``leaderboards/schema.json``."""
+    """A whole submission, both files; its JSON Schema is ``leaderboards/schema.json``.
+
+    Files of an older version become one of the newest when they are read.
+    """
 
     rows: list[Row]
 
@@ -185,6 +200,7 @@ def row_of(record: Record) -> Row:
         "reason": shortened(printable(record.error_message), 300),
         "commit": provenance.get("commit"),
         "dirty": provenance.get("dirty"),
+        "method_source": record.method_source,
         "started": provenance.get("started"),
         "environment": environment_name(environment_of(record)),
     }
@@ -246,17 +262,17 @@ def read(path: Path, name: str) -> tuple[Submission | None, list[Fault]]:
     except (ValueError, RecursionError):
         return None, [Fault(head_name, "is not JSON")]
     version = values.get("schema_version") if isinstance(values, dict) else None
-    if version != SUBMISSION_VERSION:
+    if type(version) is not int or not 1 <= version <= SUBMISSION_VERSION:
         return None, [Fault(head_name, _version_fault(version), "schema_version")]
     try:
-        head = Head.model_validate(values)
+        head = Head.model_validate(values | {"schema_version": SUBMISSION_VERSION})
     except ValidationError as error:
         return None, [Fault(head_name, what, field) for field, what in complaints(error)]
     faults = []
     if digest_of(content) != head.csv_sha256:
         what = f"is not that of {Path(name).name}: it was changed after it was published"
         faults.append(Fault(head_name, what, "csv_sha256"))
-    rows, row_faults = _rows(text, name)
+    rows, row_faults = _rows(text, name, _OLDER.get(version, {}))
     if row_faults:
         return None, [*faults, *row_faults]
     return Submission(**{**dict(head), "rows": rows}), faults
@@ -282,6 +298,7 @@ _WHY = {
     "a clean checkout",
     "commit": "the commit of uqbench is not known; run again with --rerun all from a git checkout "
     "(pip install -e .)",
+    "method_source": "a method's code is of uqbench, of NAME VERSION, or of FILE.py sha256:DIGEST",
     "method": "a method's name is a letter, then letters, digits and _, at most 64",
     "who": "a sender's name is letters, digits, _ and -, at most 64, the first no sign",
 }
@@ -291,7 +308,7 @@ def _version_fault(version: Any) -> str:
     if isinstance(version, int) and version > SUBMISSION_VERSION:
         return f"is {version}, this uqbench reads up to {SUBMISSION_VERSION}; upgrade uqbench"
     shown = shortened(printable(repr(version)), 60)
-    return f"is {shown}, this uqbench reads {SUBMISSION_VERSION}; publish the run again"
+    return f"is {shown}, this uqbench reads 1 to {SUBMISSION_VERSION}; publish the run again"
 
 
 def _numbers(row: Row) -> dict[str, float]:
@@ -307,7 +324,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _rows(text: str, name: str) -> tuple[list[Row], list[Fault]]:
+def _rows(text: str, name: str, lacking: Mapping[str, Any]) -> tuple[list[Row], list[Fault]]:
+    """Read the CSV. lacking: fields that its version has no columns for, and their values."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows, faults = [], []
     try:
@@ -315,13 +333,16 @@ def _rows(text: str, name: str) -> tuple[list[Row], list[Fault]]:
         doubled = sorted({column for column in header if header.count(column) > 1})
         if doubled:
             return [], [Fault(name, "is the name of two columns", doubled[0], 1)]
+        if early := sorted(lacking.keys() & set(header)):
+            return [], [Fault(name, "is no field of this version", early[0], 1)]
         for number, cells in enumerate(reader, start=2):
             if len(cells) != len(header):
                 what = f"has {len(cells)} cells, the header {len(header)}"
                 faults.append(Fault(name, what, row=number))
                 continue
             try:
-                rows.append(Row.model_validate(_values(dict(zip(header, cells, strict=True)))))
+                values = _values(dict(zip(header, cells, strict=True)))
+                rows.append(Row.model_validate(values | lacking))
             except ValidationError as error:
                 faults += [Fault(name, what, field, number) for field, what in complaints(error)]
             except _CellError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from uqbench.published_boards import (
     differences,
 )
 from uqbench.records import EVALUATOR_VERSION
+from uqbench.registry import BUILT_IN
 from uqbench.submissions import (
     ENVIRONMENT_SUFFIX,
     Fault,
@@ -171,8 +173,18 @@ def _completeness_faults(
             yield Fault(name, f"{problem}: skipped with some seeds only", "status")
         if len({compact_json(row.settings) for row in of_problem}) > 1:
             yield Fault(name, f"{problem}: seeds differ in settings", "settings")
+    sources = dict.fromkeys(row.method_source for row in rows)
+    # what was run before records knew their source is uqbench's own, as the other rows say
+    if len(sources) > 1 and set(sources) != {"", BUILT_IN}:
+        one, other = [_short_source(source) for source in sources][:2]
+        what = f"the rows are of different code, {one} and {other}; run all again with --rerun all"
+        yield Fault(name, what, "method_source")
     if all(row.status == "skipped" for row in rows):
         yield Fault(name, "no problem has a result", "status")
+
+
+def _short_source(source: str) -> str:
+    return printable(re.sub("(?<=sha256:.{12}).*", "…", source)) or "unknown"
 
 
 def _row_faults(

@@ -45,6 +45,8 @@ problems = ["sklearn/diabetes", "sklearn/digits"]
 seeds = 2
 """
 PROBLEMS = {problem.name: problem for problem in load_suite("starter").problems}
+SOURCE = f"mine.py sha256:{'a' * 64}"
+CHANGED = f"mine.py sha256:{'b' * 64}"
 PROVENANCE = {
     "packages": {"uqbench": "0.1.0", "torch": "2.14.1"},
     "python": "3.11.7",
@@ -53,6 +55,7 @@ PROVENANCE = {
     "gpu": None,
     "commit": "c" * 40,
     "dirty": False,
+    "method_source": SOURCE,
     "started": "2026-11-30T12:00:00+00:00",
 }
 
@@ -87,6 +90,12 @@ def record(problem, method, seed, nll=1.0, *, status="ok", provenance=PROVENANCE
         error_message="" if finished else "the reason",
         provenance=provenance,
     )
+
+
+def of(source):
+    """The provenance of a record whose method has this source; None: of an old record."""
+    known = {} if source is None else {"method_source": source}
+    return {name: PROVENANCE[name] for name in PROVENANCE if name != "method_source"} | known
 
 
 def cells(method="mine", nll=1.0, **changes):
@@ -211,6 +220,7 @@ def test_a_row_holds_all_that_makes_its_cell_this_cell(published):
     assert json.loads(row["network"])["hidden"] == [50]
     assert (row["evaluator"], row["commit"], row["dirty"]) == ("1", "c" * 40, "false")
     assert (row["fit_seconds"], row["device"], row["nll"]) == ("1.0", "cpu", "1.0")
+    assert row["method_source"] == SOURCE
     head = json.loads(environment(published).read_text())
     assert head["environments"][row["environment"]]["packages"]["torch"] == "2.14.1"
 
@@ -269,6 +279,31 @@ def test_the_same_cells_of_two_people_count_once_if_they_agree(published, run):
     assert faults(published) == []
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["uqbench", "my-package 1.0.dev0+g12", f"my method.py sha256:{'0' * 64}", None],
+)
+def test_the_board_shows_whose_code_each_method_is(source, run, boards):
+    publish(run(cells("other") + cells(provenance=of(source))), boards, who="ada")
+    assert faults(boards) == []
+    shown = {(row["method"], row["method_source"]) for row in table(boards / "tiny.csv")}
+    assert shown == {("other", SOURCE), ("mine", source or "")}
+
+
+def test_the_board_shows_both_codes_by_which_two_people_have_the_same_numbers(published, run):
+    publish(run(cells(provenance=of(CHANGED)), "bob"), published, who="bob")
+    rows = [row for row in table(published / "tiny.csv") if row["method"] == "mine"]
+    assert {(row["who"], row["method_source"]) for row in rows} == {
+        ("ada+bob", f"{SOURCE}; {CHANGED}")
+    }
+
+
+def test_older_rows_of_uqbench_s_own_method_go_with_newer_ones(run, boards):
+    old, new = cells(provenance=of(None)), cells(provenance=of("uqbench"))
+    publish(run([*old[:1], *new[1:]]), boards, who="ada")
+    assert faults(boards) == []
+
+
 def test_a_problem_that_a_method_does_not_cover_is_published_as_skipped(run, boards):
     records = cells()[:2] + [
         record("sklearn/digits", "mine", seed, status="skipped") for seed in range(2)
@@ -323,6 +358,22 @@ NOT_PUBLISHED = {
     "an unknown commit": (
         cells(provenance=PROVENANCE | {"commit": None, "dirty": None}),
         "commit is None: the commit of uqbench is not known",
+    ),
+    "a plug-in that was changed between two cells": (
+        [*cells()[:-1], *cells(provenance=of(CHANGED))[-1:]],
+        "method_source: the rows are of different code, mine.py sha256:aaaa",
+    ),
+    "another package that was upgraded between two cells": (
+        [*cells(provenance=of("mine 1.0"))[:-1], *cells(provenance=of("mine 1.1"))[-1:]],
+        "different code, mine 1.0 and mine 1.1; run all again with --rerun all",
+    ),
+    "a plug-in whose earlier cells do not say which": (
+        [*cells(provenance=of(None))[:-1], *cells()[-1:]],
+        "different code, unknown and mine.py sha256:aaaa",
+    ),
+    "a plug-in whose name is a formula": (
+        cells(provenance=of(f"=1+1.py sha256:{'a' * 64}")),
+        "method_source is '=1+1.py sha256:",
     ),
     "old metrics": (cells(evaluator=0), "evaluator is 0"),
     "two settings": (cells() + cells(settings={}), "there are two results"),
@@ -484,6 +535,9 @@ SPOILED = {
         "<script>alert(1)</script>",
         "method: is '<script>alert(1)</script>': a method's name is",
     ),
+    "a hash that is none": ("method_source", "a.py sha256:abc", "method_source: is 'a.py sha256:"),
+    "a path": ("method_source", SOURCE.replace("mine", "../a"), "method_source: is '../a.py sha"),
+    "markup": ("method_source", SOURCE.replace("mine", "<b>"), "method_source: is '<b>.py sha256:"),
     "a formula of a spreadsheet": ("reason", "=1+1", "reason: is '=1+1': String should match"),
     "a problem that is not on the board": ("problem", "x", "problem: x is not on the board"),
     "a seed that is not on the board": ("seed", "7", "seed: is 7, the board has the seeds 0 to 1"),
@@ -501,12 +555,21 @@ def test_verification_names_file_row_and_field_of(what, published):
     assert all(line.isprintable() for line in found)
 
 
+def test_verification_names_a_submission_of_two_versions_of_a_method(published):
+    change(published, "method_source", CHANGED, rows=(1,))
+    assert (
+        f"{MINE}: method_source: the rows are of different code, mine.py sha256:aaaaaaaaaaaa… and "
+        "mine.py sha256:bbbbbbbbbbbb…; run all again with --rerun all"
+    ) in faults(published)
+
+
 @pytest.mark.parametrize(
     ("version", "complaint"),
     [
-        (0, "is 0, this uqbench reads 1; publish the run again"),
-        (99, "is 99, this uqbench reads up to 1; upgrade uqbench"),
-        ("<b>", "is '<b>', this uqbench reads 1"),
+        (0, "is 0, this uqbench reads 1 to 2; publish the run again"),
+        (99, "is 99, this uqbench reads up to 2; upgrade uqbench"),
+        (True, "is True, this uqbench reads 1 to 2"),
+        ("<b>", "is '<b>', this uqbench reads 1 to 2"),
     ],
 )
 def test_a_schema_that_nobody_knows_is_refused(published, version, complaint):
@@ -627,6 +690,22 @@ def test_submissions_of_every_version_stay_readable(version):
         ("sklearn/digits", 0, 1.0),
         ("sklearn/digits", 1, 1.125),
     ]
+    assert {row.method_source for row in found.rows} == {"" if version == 1 else SOURCE}
+
+
+def test_a_submission_of_version_1_stays_on_its_board_as_of_unknown_source(boards, run):
+    shutil.copytree(KEPT / "1", boards / "submissions")
+    before = contents(boards / "submissions")
+    publish(run(cells("other", 2.0), "bob"), boards, who="bob")
+    assert faults(boards) == []
+    assert before.items() <= contents(boards / "submissions").items()
+    shown = {(row["method"], row["method_source"]) for row in table(boards / "tiny.csv")}
+    assert shown == {("mine", ""), ("other", SOURCE)}
+
+
+def test_a_submission_of_version_1_has_no_column_of_version_2(published):
+    seal(published, schema_version=1)
+    assert faults(published)[0] == f"{MINE}: row 1, method_source: is no field of this version"
 
 
 def test_the_schema_s_description_names_every_field():
