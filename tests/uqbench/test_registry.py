@@ -259,6 +259,7 @@ def test_the_source_is_of_the_bytes_that_were_loaded_and_not_of_a_later_edit(plu
 
 def test_an_edit_within_the_same_second_and_of_the_same_length_is_loaded(plugin, monkeypatch):
     """Python's own cache of bytecode, which knows time and length alone, would hide it."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     for gamma in ("0.01", "0.02"):
         monkeypatch.setattr(registry, "_plugins", {})
         path = plugin(GOOD.replace("gamma: float = 0.01", f"gamma: float = {gamma}"))
