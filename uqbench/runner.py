@@ -215,8 +215,8 @@ class Runner:
         idle = list(workers)
         with _Display(self.console, len(cells), self.job) as display:
             while self._waiting or self._running:
-                while idle and self._waiting:
-                    self._start(idle.pop(), self._waiting.popleft())
+                while idle and (cell := self._next()) is not None:
+                    self._start(idle.pop(), cell)
                 display.show(running.cell for running in self._running.values())
                 done, _ = wait(self._running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -228,6 +228,19 @@ class Runner:
                         continue
                     self.records.append(record)
                     display.finished(running.cell, record, time.monotonic() - running.started)
+
+    def _next(self) -> Cell | None:
+        """Take the first cell that need not wait for a network which a running one trains."""
+        in_training = {
+            running.cell.map_checkpoint
+            for running in self._running.values()
+            if not self.job.has_network(running.cell)
+        }
+        for position, cell in enumerate(self._waiting):
+            if cell.map_checkpoint not in in_training:
+                del self._waiting[position]
+                return cell
+        return None
 
     def _start(self, worker: Worker, cell: Cell) -> None:
         running = _Running(cell, worker, oom_kills())

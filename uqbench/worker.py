@@ -58,6 +58,14 @@ class Job:
     def cache_dir(self) -> Path:
         return self.run_dir / "checkpoints"
 
+    def has_network(self, cell: Cell) -> bool:
+        """Whether the cell starts from no MAP network, or from one that need not be trained."""
+        return (
+            not cell.map_checkpoint
+            or cell.problem.network.weights is not None
+            or (self.cache_dir / f"{cell.map_checkpoint}.pt").exists()
+        )
+
     def log_path(self, cell: Cell) -> Path:
         # file systems limit a name's bytes, and a problem may be called after a file of any name
         problem = re.sub(r"[^\w.-]", "_", cell.problem.name, flags=re.ASCII)[:80]

@@ -16,6 +16,7 @@ from pebble import ProcessExpired
 from uqbench import runner
 from uqbench.records import Record
 from uqbench.runner import duration
+from uqbench.worker import Job
 
 
 def statuses(bench) -> Counter:
@@ -169,6 +170,40 @@ def test_cells_that_share_the_machine_say_so_and_divide_its_cores(bench):
     assert not any(record.cost.timing_valid for record in records)
     threads = max(runner.available_cores() // 2, 1)
     assert f"with {threads} threads" in (bench.out / records[0].log).read_text()
+
+
+def test_no_cell_waits_for_a_network_that_another_one_trains(tmp_path):
+    def cell(name, checkpoint, weights=None):
+        network = SimpleNamespace(weights=weights)
+        problem = SimpleNamespace(network=network)
+        return SimpleNamespace(name=name, map_checkpoint=checkpoint, problem=problem)
+
+    def started():
+        chosen = waiting._next()
+        if chosen is not None:
+            waiting._running[chosen.name] = SimpleNamespace(cell=chosen)
+            return chosen.name
+
+    waiting = runner.Runner(Job(tmp_path, "cpu"), None, None, None)
+    waiting._waiting.extend(
+        [
+            cell("map a", "a"),
+            cell("lla a", "a"),
+            cell("map b", "b"),
+            cell("de a", ""),
+            cell("de b", ""),
+            cell("map c", "c", "a file"),
+            cell("lla c", "c", "a file"),
+            cell("lla b", "b"),
+        ]
+    )
+    order = [started() for _ in range(7)]
+    assert order == ["map a", "map b", "de a", "de b", "map c", "lla c", None]
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "b.pt").touch()
+    assert [started(), started()] == ["lla b", None]
+    del waiting._running["map a"]  # it failed: the next one trains the network
+    assert [started(), started()] == ["lla a", None]
 
 
 def test_one_cell_at_a_time_has_valid_timings_and_keeps_its_worker(bench):
