@@ -96,7 +96,7 @@ def folder(tmp_path_factory):
     (code,) = blocks("python", TEXTS["index"])
     with contextlib.chdir(folder):
         exec(code, {})
-        Path("runs/starter-quick").rename("runs/starter")
+        Path("runs/python").rename("runs/starter")
     return folder
 
 

@@ -19,6 +19,9 @@ _PUBLIC = {
     "publish": "uqbench.publishing",
     "evaluate": "uqbench.own_network",
     "check": "uqbench.conformance",
+    "UsageError": "uqbench.errors",
+    "UnsupportedError": "uqbench.errors",
+    "DataError": "uqbench.errors",
 }
 
 __all__ = ["__version__", *_PUBLIC]

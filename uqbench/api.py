@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from uqbench.records import Record
     from uqbench.registry import Settings
     from uqbench.results import Results
+    from uqbench.worker import Prepared
 
 RERUN = ("failed", "all")
 AGAINST = ("paper",)
@@ -262,7 +263,7 @@ def execute(
         with records.locked():
             before = records.read()
             todo = cells_to_run(cells, before, rerun)
-            _announce(console, cells, todo, before, run_dir, prepared.device)
+            _announce(console, prepared, todo, before, run_dir)
             records.write_plan(cell.key for cell in cells)
             job = worker.Job(
                 run_dir=run_dir,
@@ -320,18 +321,18 @@ def parse_duration(value: float | str | None) -> float | None:
 
 def _announce(
     console: Console,
-    cells: Sequence[Cell],
+    prepared: Prepared,
     todo: Sequence[Cell],
     records: Sequence[Record],
     run_dir: Path,
-    device: str,
 ) -> None:
     """Say what will run, and what is there already."""
     from uqbench.runner import FAILURES, count_statuses, other_sources
 
+    cells = prepared.cells
     there = count_statuses(cells, records)
     del there["missing"]
-    text = f"{counted(len(cells), 'cell')} on {device}, in {run_dir}"
+    text = f"{counted(len(cells), 'cell')} on {prepared.device}, in {run_dir}"
     if there:
         text += f": {there.total()} already there"
     if there and not todo:
@@ -349,6 +350,10 @@ def _announce(
         "--rerun all runs again what this command asks for"
         for method, number in changed.items()
     ]
+    if todo and prepared.machine.get("dirty"):
+        warnings.append(
+            "Note: uqbench's code differs from its commit: these results cannot be published"
+        )
     for line in (*own_data, text, *warnings):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -203,7 +203,8 @@ def _show_plan(execution: Execution) -> None:
         if problem.description:
             click.echo(f"{problem.name}: {problem.description}")
     for cell in execution.cells:
-        click.echo(f"{cell}: {status.get(cell.key, 'to run')}")
+        there = cell.key in status
+        click.echo(f"{cell}: {f'already there, {status[cell.key]}' if there else 'to run'}")
     done = sum(cell.key in status for cell in execution.cells)
     cells = counted(len(execution.cells), "cell")
     click.echo(f"{cells}, {done} with a record in {execution.run_dir}")

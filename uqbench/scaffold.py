@@ -148,8 +148,9 @@ def next_steps(name: str, files: tuple[Path, Path]) -> list[str]:
     return [
         f"Wrote {method} and {test}. Change them, then",
         f"  check:    uqbench check {name} {plugin}",
-        f"  run:      uqbench run --methods {name},map,nuqls {plugin} {out}",
-        f"  publish:  uqbench leaderboard runs/{name} --format md",
+        f"  run:      uqbench run --methods {name},map,nuqls {plugin} --seeds 5 {out}",
+        f"  look:     uqbench leaderboard runs/{name}",
+        f"  publish:  uqbench publish runs/{name} --to leaderboards --who YOU --methods {name}",
     ]
 
 

@@ -29,8 +29,8 @@ from uqbench.submissions import (
     Fault,
     Row,
     Submission,
+    contradiction,
     read,
-    same_numbers,
 )
 from uqbench.suggestions import did_you_mean
 
@@ -271,8 +271,11 @@ def _contradictions(submissions: Sequence[Submission]) -> Iterator[Fault]:
         for number, row in enumerate(submission.rows, start=2):
             place = f"{name}: row {number}"
             twin_place, twin = first.setdefault(("key", row.key), (place, row))
-            if not same_numbers(row, twin):
-                what = f"is that of {twin_place} too, with other numbers"
+            if different := contradiction(row, twin):
+                what = (
+                    f"is that of {twin_place} too, with other numbers ({different}); a board has "
+                    "one result of a cell, so leave the method out (--methods)"
+                )
                 yield Fault(name, what, "key", number)
             if row.status != "ok":
                 continue

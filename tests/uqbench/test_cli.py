@@ -103,7 +103,7 @@ def test_a_dry_run_lists_the_cells_and_writes_nothing(cli, bench):
 def test_a_dry_run_says_what_is_done(cli, bench):
     bench.run("--seeds", "1")
     result = cli(*RUN, "--out", "out", "--seeds", "2", "--dry-run", "--device", "cpu")
-    assert "toy/a probe seed 0: ok\ntoy/a probe seed 1: to run\n" in result.stdout
+    assert "toy/a probe seed 0: already there, ok\ntoy/a probe seed 1: to run\n" in result.stdout
     assert "4 cells, 2 with a record in out" in result.stdout
 
 

@@ -1,5 +1,6 @@
 import contextlib
 import hashlib
+import io
 import os
 import random
 import signal
@@ -12,11 +13,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from pebble import ProcessExpired
+from rich.console import Console
 
-from uqbench import runner
+from uqbench import api, runner
 from uqbench.records import Record
 from uqbench.runner import duration
-from uqbench.worker import Job
+from uqbench.worker import Job, Prepared
 
 
 def statuses(bench) -> Counter:
@@ -204,6 +206,16 @@ def test_no_cell_waits_for_a_network_that_another_one_trains(tmp_path):
     assert [started(), started()] == ["lla b", None]
     del waiting._running["map a"]  # it failed: the next one trains the network
     assert [started(), started()] == ["lla a", None]
+
+
+@pytest.mark.parametrize(("dirty", "said"), [(True, True), (False, False), (None, False)])
+def test_a_run_of_changed_code_says_at_once_that_it_cannot_be_published(tmp_path, dirty, said):
+    console = Console(file=io.StringIO())
+    problem = SimpleNamespace(of_own_data=False)
+    cell = SimpleNamespace(key="k", method="map", method_source="uqbench", problem=problem)
+    prepared = Prepared([cell], "cpu", {"dirty": dirty})
+    api._announce(console, prepared, [cell], [], tmp_path)
+    assert ("cannot be published" in console.file.getvalue()) is said
 
 
 def test_one_cell_at_a_time_has_valid_timings_and_keeps_its_worker(bench):

@@ -38,12 +38,25 @@ def test_the_next_steps_are_commands_for_the_files_that_were_written(cli, tmp_pa
     (tmp_path / "a folder").mkdir()
     lines = cli("new", "method", "my_method", "--dir", "a folder").output.splitlines()
     steps = [line.split(":", 1) for line in lines[1:]]
-    assert [step.strip() for step, _ in steps] == ["check", "run", "publish"]
-    check, run, publish = (shlex.split(command)[1:] for _, command in steps)
+    assert [step.strip() for step, _ in steps] == ["check", "run", "look", "publish"]
+    check, run, look, publish = (shlex.split(command)[1:] for _, command in steps)
     plugin = ["--plugin", "a folder/my_method.py"]
     assert check == ["check", "my_method", *plugin]
-    assert run == (["run", "--methods", "my_method,map,nuqls", *plugin, "--out", "runs/my_method"])
-    assert publish == ["leaderboard", "runs/my_method", "--format", "md"]
+    assert run == (
+        [
+            "run",
+            "--methods",
+            "my_method,map,nuqls",
+            *plugin,
+            "--seeds",
+            "5",
+            "--out",
+            "runs/my_method",
+        ]
+    )
+    assert look == ["leaderboard", "runs/my_method"]
+    options = ["--to", "leaderboards", "--who", "YOU", "--methods", "my_method"]
+    assert publish == ["publish", "runs/my_method", *options]
 
 
 @pytest.mark.parametrize(
