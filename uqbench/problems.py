@@ -283,7 +283,14 @@ class Problem:
         }
         training = replace(self.training, epochs=_tenth(self.training.epochs))
         subset = self.subset or (QUICK_SUBSET if self.of_images else None)
-        return replace(self, training=training, methods=methods, subset=subset)
+        parts = [self.description, "quick: a tenth of the epochs"]
+        return replace(
+            self,
+            training=training,
+            methods=methods,
+            subset=subset,
+            description="; ".join(filter(None, parts)),
+        )
 
 
 _OF_TABLES = ("target", "split", "held_out_classes")
