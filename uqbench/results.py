@@ -35,8 +35,9 @@ class Results:
 
     @classmethod
     def load(cls, runs: str | Path | Iterable[str | Path]) -> Results:
-        """Read one run folder, or several; of a cell that several hold, the last one's counts.
+        """Read one run folder, or several; of a cell that several hold, the last result counts.
 
+        A failure counts only where no folder has a result.
         Raises :class:`UsageError` if a folder holds no records.
         """
         folders = [runs] if isinstance(runs, str | Path) else list(runs)
@@ -49,7 +50,13 @@ class Results:
                     f"{folder}: no run here (there is no {file.path.name}). Name the folder that "
                     "'uqbench run' wrote to."
                 )
-            found = {record.key: record for record in file.read()}
+            found = {
+                record.key: record
+                for record in file.read()
+                if record.status == "ok"
+                or record.key not in records
+                or records[record.key].status != "ok"
+            }
             records |= found
             homes |= dict.fromkeys(found, Path(folder))
         return cls(tuple(records.values()), homes)

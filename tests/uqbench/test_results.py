@@ -65,6 +65,16 @@ def test_several_runs_are_loaded_together_and_the_last_folder_wins(tmp_path):
     assert found == {"a 0": 5.0, "b 0": 2.0}
 
 
+def test_a_failure_in_one_folder_does_not_hide_the_result_in_another(tmp_path):
+    good = write(tmp_path / "good", record("a", 0, {"nll": 1.0}, key="k"))
+    bad = write(tmp_path / "bad", record("a", 0, status="oom", key="k"))
+    for order in ([good, bad], [bad, good]):
+        (found,) = Results.load(order).records
+        assert found.status == "ok"
+    (found,) = Results.load([bad, bad]).records
+    assert found.status == "oom"
+
+
 def test_a_folder_without_a_run_is_an_error_that_names_it(tmp_path):
     with pytest.raises(UsageError, match=r"nowhere: no run here"):
         Results.load(tmp_path / "nowhere")
