@@ -3,6 +3,7 @@
 The plug-in file stands in for the evaluator too, so that these tests train nothing.
 """
 
+import itertools
 import os
 import signal
 import subprocess
@@ -139,3 +140,22 @@ def bench(tmp_path: Path) -> Bench:
     (tmp_path / "probe.py").write_text(PROBE)
     (tmp_path / "mini.toml").write_text(SUITE)
     return Bench(tmp_path)
+
+
+@pytest.fixture
+def assert_nothing_overlaps():
+    """A function that fails if panels, legends or ticks of a figure overlap or leave its page."""
+
+    def check(figure):
+        figure.draw_without_rendering()
+        boxes = [part.get_tightbbox() for part in (*figure.axes, *figure.legends)]
+        page = figure.bbox
+        for box in boxes:
+            assert page.x0 <= box.x0 < box.x1 <= page.x1
+            assert page.y0 <= box.y0 < box.y1 <= page.y1
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+        for axes in figure.axes:
+            labels = [label.get_window_extent() for label in axes.get_xticklabels()]
+            assert not any(one.overlaps(other) for one, other in itertools.pairwise(labels))
+
+    return check

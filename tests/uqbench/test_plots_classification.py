@@ -265,20 +265,13 @@ def test_a_run_in_which_nothing_has_vmsp_is_refused(run):
 
 @pytest.mark.parametrize("number", [1, 2, 12])
 @pytest.mark.parametrize("kind", SINGLE)
-def test_nothing_overlaps_with_few_and_with_many_methods(run, kind, number):
+def test_nothing_overlaps_with_few_and_with_many_methods(
+    run, kind, number, assert_nothing_overlaps
+):
     methods = [record("method", settings={"gamma": 0.25 * i, "b": "x" * i}) for i in range(number)]
     folder = run(*methods, record("base"), record("c", status="failed", error="boom " * 30))
     figure = Results.load(folder).plot(kind)
-    figure.draw_without_rendering()
-    boxes = [part.get_tightbbox() for part in (*figure.axes, *figure.legends)]
-    page = figure.bbox
-    for box in boxes:
-        assert page.x0 <= box.x0 < box.x1 <= page.x1
-        assert page.y0 <= box.y0 < box.y1 <= page.y1
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-    for axes in figure.axes:
-        labels = [label.get_window_extent() for label in axes.get_xticklabels()]
-        assert not any(one.overlaps(other) for one, other in itertools.pairwise(labels))
+    assert_nothing_overlaps(figure)
 
 
 def test_many_methods_stand_in_rows_on_one_scale(run):

@@ -1,6 +1,5 @@
 """Calibration curves and series of settings show what was predicted, and hide no gap."""
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -315,20 +314,13 @@ def test_settings_that_are_no_numbers_are_levels_beside_a_series(run, settings):
 
 @pytest.mark.parametrize("kind", ["calibration", "convergence"])
 @pytest.mark.parametrize("number", [1, 15])
-def test_nothing_overlaps_with_few_and_with_many_methods(run, kind, number):
+def test_nothing_overlaps_with_few_and_with_many_methods(
+    run, kind, number, assert_nothing_overlaps
+):
     cells = [record("method", settings={"b": "x" * i}, nll=1.0 + i) for i in range(number)]
     cells += [members(m, s, 4.0 / m) for m in (2, 3, 4, 100, "inf") if m != "inf" for s in (0, 1)]
     figure = Results.load(run(*cells, members("inf"), record("ntk_gp"))).plot(kind)
-    figure.draw_without_rendering()
-    boxes = [part.get_tightbbox() for part in (*figure.axes, *figure.legends)]
-    page = figure.bbox
-    for box in boxes:
-        assert page.x0 <= box.x0 < box.x1 <= page.x1
-        assert page.y0 <= box.y0 < box.y1 <= page.y1
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-    for axes in figure.axes:
-        labels = [label.get_window_extent() for label in axes.get_xticklabels()]
-        assert not any(one.overlaps(other) for one, other in itertools.pairwise(labels))
+    assert_nothing_overlaps(figure)
 
 
 def test_a_short_legend_leaves_a_picture_as_high_as_it_is():
