@@ -489,7 +489,8 @@ def compare(
     from uqbench.comparison_report import Report
     from uqbench.results import Results
 
-    report = Report(comparison(Results.load(runs), against, data_dir))
+    results = Results.load(runs)
+    report = Report(comparison(results, against, data_dir), results)
     for run in runs:
         _warn_of_missing_cells(run)
     if out is not None:

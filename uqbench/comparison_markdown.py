@@ -14,11 +14,12 @@ from uqbench.records import Record
 from uqbench.run_commands import run_commands
 
 if TYPE_CHECKING:
+    from uqbench.comparison_figures import DrawnFigure
     from uqbench.comparison_report import Report
 
 
-def page(report: Report) -> str:
-    """Return the whole page: summary, one section per table, what is not covered, the rule."""
+def page(report: Report, figures: Sequence[DrawnFigure] = ()) -> str:
+    """Return the whole page: summary, the rule, a section per table and figure, what is missing."""
     from uqbench.comparison_report import RULE
 
     comparison = report.comparison
@@ -26,7 +27,9 @@ def page(report: Report) -> str:
         "# Reproduction of the paper",
         "This page is generated: `uqbench compare RUN... --against paper --format md --out FILE`. "
         "The paper is Wilson et al., *Uncertainty Quantification with the Empirical Neural Tangent "
-        "Kernel* (arXiv 2502.02870); its numbers are in `leaderboards/paper/`.",
+        "Kernel* (arXiv 2502.02870); its numbers are in `leaderboards/paper/`. "
+        "Figure 2 has a script and a picture of its own, `docs/convergence.py` and "
+        "`docs/convergence.svg`.",
         *map(escaped, comparison.summary()),
         *(f"- {escaped(note)}" for note in comparison.notes),
         "How to read the tables:",
@@ -34,6 +37,7 @@ def page(report: Report) -> str:
     ]
     for table, pairs in comparison.tables.items():
         parts.append("\n".join(_section(report, table, pairs)))
+    parts += ["\n".join(_figure(figure)) for figure in figures]
     if comparison.not_covered:
         parts.append("## Tables without a result")
         parts.append("\n".join(f"- {escaped(text)}" for text in report.tables_without_result()))
@@ -79,6 +83,19 @@ def _seeds(pairs: Sequence[Pair]) -> str:
     theirs = sorted({pair.number.seeds for pair in compared if pair.number.seeds})
     text = f"{' or '.join(map(str, counts))} of ours"
     return f"{text}, {' or '.join(map(str, theirs))} of the paper" if theirs else text
+
+
+def _figure(figure: DrawnFigure) -> Iterator[str]:
+    yield f"## {escaped(figure.title)}"
+    yield ""
+    for command in run_commands(figure.records):
+        yield f"- Command: {_code(command)}"
+    yield f"- Picture: {_code(f'uqbench plot RUN {figure.plot}')}"
+    yield ""
+    if figure.file is None:
+        yield f"Not drawn: {escaped(figure.reason)}"
+    else:
+        yield f"![{escaped(figure.title)}]({figure.file.name})"
 
 
 def _records(comparison: Comparison, pairs: Sequence[Pair]) -> list[Record]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.table import Table
 
+    from uqbench.results import Results
+
 HEADINGS = ("method", "metric", "ours", "n", "paper", "diff", "verdict")
 """Of the columns; n: our seeds."""
 
@@ -56,10 +58,14 @@ class Line(NamedTuple):
 
 
 class Report:
-    """A comparison, to be printed by rich, rendered or written."""
+    """A comparison, to be printed by rich, rendered or written.
 
-    def __init__(self, comparison: Comparison) -> None:
+    results: those that were compared; a page of Markdown that is written has figures of them.
+    """
+
+    def __init__(self, comparison: Comparison, results: Results | None = None) -> None:
         self.comparison = comparison
+        self._results = results
         found = dict.fromkeys(
             id(pair.explanation) for pair in comparison.pairs if pair.explanation is not None
         )
@@ -79,7 +85,15 @@ class Report:
 
         format: as in :meth:`render`; by default from the suffix, ``.csv``, ``.md`` or ``.txt``.
         """
-        write_text(path, format, "comparison", self.render)
+        from uqbench.comparison_figures import draw_figures
+        from uqbench.comparison_markdown import page
+
+        def text(format: str) -> str:
+            if format != "md" or self._results is None:
+                return self.render(format)
+            return page(self, list(draw_figures(self._results, Path(path))))
+
+        write_text(path, format, "comparison", text)
 
     def lines(self, pairs: Sequence[Pair]) -> list[Line]:
         """The rows of a table: pairs for which something ran, by problem and then by method.

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -20,6 +21,13 @@ from uqbench.paper import paper_numbers
 from uqbench.problems import all_problems
 from uqbench.records import Cost, Identity, Outcome, Record, RecordFile, encode
 from uqbench.results import Results
+from uqbench.saved_predictions import (
+    Curve,
+    RegressionMoments,
+    SavedPredictions,
+    predictions_path,
+    write_predictions,
+)
 
 NAN = float("nan")
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -369,6 +377,30 @@ def test_the_page_has_state_commands_seeds_and_environment_of_each_table(report)
     assert "- Seeds: 1 or 2 of ours, 10 of the paper." in section
     assert r"- Environment: torch 2.4, a \| b, device unknown" in section
     assert "| uci/energy | nuqls | RMSE | 0.0470 ± 0.0000 | 2 | 0.047 ± 0.006 | 0.0 sd |" in section
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_written_page_has_the_figures_that_the_run_can_draw(tmp_path, kept):
+    on_toy = record("map", problem="toy/cubic", training={"task": "regression"})
+    on_toy = replace(on_toy, key="toy", outcome=Outcome({"rmse": 1.0}))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines = [encode(one) for one in (*energy({}), on_toy)]
+    (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
+    if kept:
+        x = np.linspace(-1, 1, 5)
+        curve = Curve(x, x, 0 * x + 1, x, x, x)
+        file = predictions_path(folder, "toy")
+        file.parent.mkdir()
+        write_predictions(file, SavedPredictions(x, RegressionMoments(x, 0 * x + 1), curve=curve))
+    page = tmp_path / "page.md"
+    written = CliRunner().invoke(main, ["compare", str(folder), "--out", str(page)])
+    assert written.exit_code == 0, written.output
+    _, _, section = page.read_text().partition("## Figures 1 and 4: ")
+    assert "- Picture: `uqbench plot RUN --kind toy --problem toy/cubic`" in section
+    assert ("(page-toy-cubic.svg)" in section) is kept
+    assert (tmp_path / "page-toy-cubic.svg").exists() is kept
+    assert ("Not drawn: " in section) is not kept
 
 
 def test_the_papers_digits_are_kept():
