@@ -16,8 +16,9 @@ _CHUNK = 1000
 def rotated(images: Images, degrees: float) -> Images:
     """The images turned counter-clockwise about their centre.
 
-    Bilinear; what lies outside of an image counts as 0. Multiples of 90 degrees are exact for
-    square images.
+    Each pixel is that of the nearest place in the image, or 0 outside of it, as in the code behind
+    the NUQLS paper (torchvision's default): interpolation would blur and dim all angles but the
+    multiples of 90 degrees, which are exact for square images.
     """
 
     def turn(pixels: np.ndarray) -> np.ndarray:
@@ -25,7 +26,7 @@ def rotated(images: Images, degrees: float) -> Images:
         from torchvision.transforms import InterpolationMode
         from torchvision.transforms.functional import rotate
 
-        turned = rotate(torch.from_numpy(pixels), degrees, InterpolationMode.BILINEAR)
+        turned = rotate(torch.from_numpy(pixels), degrees, InterpolationMode.NEAREST)
         return turned.numpy()
 
     name = f"rotated:{images.name}:{degrees:g}"
