@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from uqbench.formatting import format_mean_std
 from uqbench.metrics.regression import coverage
 from uqbench.plots.selection import regressions
-from uqbench.plots.style import BLACK, line_legend, line_picture, line_styles
+from uqbench.plots.style import BLACK, draw_lines, line_legend, line_picture
 
 if TYPE_CHECKING:
+    from uqbench.records import Record
     from uqbench.results import Results
 
 _LEVELS = np.arange(201) / 200
@@ -30,17 +31,15 @@ def figure(results: Results, problem: str | None = None, seed: int | None = None
         chosen.title(), "Nominal coverage of the central interval", "Observed coverage"
     )
     axes.plot([0, 1], [0, 1], color=BLACK, lw=0.8)
-    listed = []
-    for entry, style in zip(chosen.entries, line_styles(), strict=False):
-        if entry.record is None:
-            listed.append((None, entry.label, entry.reason))
-            continue
-        predictions = results.predictions(entry.record)
+
+    def curve(record: Record) -> tuple[np.ndarray, np.ndarray, str]:
+        predictions = results.predictions(record)
         test = predictions.test
         observed = coverage(predictions.targets, test.mean, test.variance, _LEVELS)
-        (line,) = axes.plot(_LEVELS, observed, **style, lw=1.5, label=entry.label)
-        ece = entry.record.outcome.metrics.get("ece", np.nan)
-        listed.append((line, entry.label, f"ECE {format_mean_std(ece)[0]}"))
+        ece = record.outcome.metrics.get("ece", np.nan)
+        return _LEVELS, observed, f"ECE {format_mean_std(ece)[0]}"
+
+    listed = draw_lines(axes, chosen.entries, curve)
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
     line_legend(picture, listed)
     return picture

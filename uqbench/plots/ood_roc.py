@@ -11,9 +11,10 @@ from uqbench.errors import UsageError
 from uqbench.formatting import format_mean_std
 from uqbench.metrics.detection import roc_curve
 from uqbench.plots.selection import choose_ood, classifications
-from uqbench.plots.style import BLACK, line_legend, line_picture, line_styles
+from uqbench.plots.style import BLACK, draw_lines, line_legend, line_picture
 
 if TYPE_CHECKING:
+    from uqbench.records import Record
     from uqbench.results import Results
 
 
@@ -39,16 +40,14 @@ def figure(
         "True-positive rate (OoD)",
     )
     axes.plot([0, 1], [0, 1], color=BLACK, lw=0.6, alpha=0.5)
-    listed = []
-    for entry, style in zip(chosen.entries, line_styles(), strict=False):
-        if entry.record is None:
-            listed.append((None, entry.label, entry.reason))
-            continue
-        predictions = results.predictions(entry.record)
-        curve = roc_curve(predictions.ood[ood].entropy, predictions.test.entropy)
-        (line,) = axes.plot(*curve, **style, lw=1.5, label=entry.label)
-        area = entry.record.outcome.ood[ood].get("ood_auc", np.nan)
-        listed.append((line, entry.label, f"AUROC {format_mean_std(area)[0]}"))
+
+    def curve(record: Record) -> tuple[np.ndarray, np.ndarray, str]:
+        predictions = results.predictions(record)
+        area = record.outcome.ood[ood].get("ood_auc", np.nan)
+        rates = roc_curve(predictions.ood[ood].entropy, predictions.test.entropy)
+        return *rates, f"AUROC {format_mean_std(area)[0]}"
+
+    listed = draw_lines(axes, chosen.entries, curve)
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
     line_legend(picture, listed)
     return picture

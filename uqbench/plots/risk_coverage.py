@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from uqbench.formatting import format_mean_std
 from uqbench.metrics.detection import risk_coverage
 from uqbench.plots.selection import Selection, classifications
-from uqbench.plots.style import line_legend, line_picture, line_styles
+from uqbench.plots.style import draw_lines, line_legend, line_picture
 
 if TYPE_CHECKING:
+    from uqbench.records import Record
     from uqbench.results import Results
 
 _SETTLED = 0.05
@@ -37,16 +38,14 @@ def figure(results: Results, problem: str | None = None, seed: int | None = None
 
     picture, axes = line_picture(chosen.title(), "Coverage", "Error rate of the covered points")
     axes.set(xlim=(0, 1), ylim=(0, top))
-    listed = []
-    for entry, style in zip(chosen.entries, line_styles(), strict=False):
-        if entry.record is None:
-            listed.append((None, entry.label, entry.reason))
-            continue
-        curve = curves[entry.record.key]
-        (line,) = axes.plot(*curve, **style, lw=1.5, label=entry.label)
-        aurc = entry.record.outcome.metrics.get("aurc", np.nan)
-        beyond = ", above the axis" if _settled(curve).min() > top else ""
-        listed.append((line, entry.label, f"AURC {format_mean_std(aurc)[0]}{beyond}"))
+
+    def curve(record: Record) -> tuple[np.ndarray, np.ndarray, str]:
+        found = curves[record.key]
+        aurc = record.outcome.metrics.get("aurc", np.nan)
+        beyond = ", above the axis" if _settled(found).min() > top else ""
+        return *found, f"AURC {format_mean_std(aurc)[0]}{beyond}"
+
+    listed = draw_lines(axes, chosen.entries, curve)
     line_legend(picture, listed)
     return picture
 

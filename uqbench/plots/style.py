@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from uqbench.plots.selection import Entry
+    from uqbench.records import Record
 
 BLUE, GREEN, VERMILLION = "#0072B2", "#009E73", "#D55E00"
 ORANGE, PURPLE, SKY, BLACK = "#E69F00", "#CC79A7", "#56B4E9", "#000000"
@@ -112,6 +119,26 @@ def line_title(axes: Axes, title: str) -> None:
     """Put a picture's title above one of its panels, which is narrower than the picture."""
     wrapped = textwrap.fill(title, _LINES_TITLE_CHARACTERS)
     axes.set_title(wrapped, fontsize="large", parse_math=False)
+
+
+def draw_lines(
+    axes: Axes,
+    entries: Iterable[Entry],
+    curve: Callable[[Record], tuple[ArrayLike, ArrayLike, str]],
+) -> list[tuple[Line2D | None, str, str]]:
+    """Draw one line per method with a result; return what :func:`line_legend` lists.
+
+    curve: the x and the y of a record's line, and its remark in the legend.
+    """
+    listed: list[tuple[Line2D | None, str, str]] = []
+    for entry, style in zip(entries, line_styles(), strict=False):
+        if entry.record is None:
+            listed.append((None, entry.label, entry.reason))
+            continue
+        x, y, remark = curve(entry.record)
+        (line,) = axes.plot(x, y, **style, lw=1.5, label=entry.label)
+        listed.append((line, entry.label, remark))
+    return listed
 
 
 def line_legend(figure: Figure, entries: Iterable[tuple[Line2D | None, str, str]]) -> None:
