@@ -13,6 +13,8 @@ from pathlib import Path
 from unittest import mock
 
 import click
+import nbclient
+import nbformat
 import pytest
 from click.testing import CliRunner
 
@@ -201,11 +203,7 @@ def test_the_pages_name_no_place_on_a_machine():
         assert not re.search(r"(?<![\w.])/(work|home|root|tmp)/", page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
 def test_the_notebook_runs(tmp_path):
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
     notebook = nbformat.read(DOCS / "example.ipynb", as_version=4)
     saved = [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
     where = {"metadata": {"path": str(tmp_path)}}
