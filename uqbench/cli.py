@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -54,6 +56,9 @@ def _fail(message: str, status: int) -> None:
 @click.version_option(package_name="uqbench")
 def main() -> None:
     """Benchmark Bayesian uncertainty-quantification methods for neural networks."""
+    if threading.current_thread() is threading.main_thread():
+        # a batch system that ends a job gets what Ctrl-C gets: workers that end, and what is left
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 class _Text(click.ParamType):

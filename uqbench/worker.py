@@ -160,7 +160,13 @@ def warm_up(plugins: tuple[Path, ...]) -> None:
     """Import all that a cell needs, so that its time limit does not pay for it."""
     with contextlib.suppress(Exception):  # the cell meets the same error, and records it
         load_plugins(plugins)
+        import tqdm
+
         import uqbench.evaluator  # noqa: F401
+
+        # A library's progress bar makes a lock for several processes, which is left behind, with a
+        # warning, when this one is ended.
+        tqdm.tqdm.set_lock(threading.RLock())
     gc.freeze()  # the collections after cells need not go through the libraries' objects each time
 
 

@@ -235,11 +235,20 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_works(bench)
     assert first.returncode == 0
 
 
-def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(bench):
+def ctrl_c(process) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def end_of_a_batch_job(process) -> None:
+    process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("interrupt", [ctrl_c, end_of_a_batch_job])
+def test_an_interrupted_run_keeps_what_is_done_and_says_how_to_go_on(bench, interrupt):
     arguments = ("--seeds", "4", "--set", "probe.seconds=0.5")
     process = bench.start(*arguments)
     wait_for(lambda: finished_lines(bench) >= 2)
-    os.killpg(process.pid, signal.SIGINT)
+    interrupt(process)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     done = len(bench.records())
@@ -247,12 +256,21 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(bench):
     assert f"Interrupted: {done} of 8 cells are done and kept in out." in errors
     assert f"The same command runs the other {8 - done}." in errors
     assert "Traceback" not in errors + output
+    assert "leaked" not in errors
     assert "RMSE" not in output
     board = bench.execute([sys.executable, "-m", "uqbench", "leaderboard", "out"])
     assert f"out: {8 - done} of the 8 cells that were asked for have not run" in board.stderr
     rest = bench.run(*arguments)
     assert f"{done} already there, {8 - done} to run" in rest.stderr
     assert len(bench.records()) == 8
+
+
+def test_a_progress_bar_of_a_library_leaves_nothing_behind(bench):
+    done = bench.run("--seeds", "1", "--set", "probe.actions=['bar']")
+    assert statuses(bench) == {"ok": len(bench.records())}
+    logs = [bench.out / record.log for record in bench.records()]
+    assert all("2/2" in log.read_text() for log in logs)
+    assert "leaked" not in done.stderr
 
 
 def test_a_worker_stops_although_a_wake_up_of_its_pool_was_lost(monkeypatch):
