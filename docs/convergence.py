@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from scipy.stats import t as student
 from torch import Tensor
 
 from uqbench.context import Context
@@ -37,6 +36,7 @@ from uqbench.methods.ntk_gp import NTKGP
 from uqbench.methods.nuqls import NUQLS
 from uqbench.networks import build_network
 from uqbench.plots import write
+from uqbench.plots.series import points
 from uqbench.plots.style import BLUE, GREEN, ORANGE, VERMILLION
 from uqbench.problems import Problem, load_suite, problem_data
 from uqbench.seeds import derive_seed
@@ -103,17 +103,15 @@ def curves(problem: Problem, seeds: int) -> Iterator[dict[str, object]]:
     """One row for each point of the figure: means over seeds, and the ends of their intervals."""
     experiments = [prepare(problem, seed) for seed in range(seeds)]
     condition = float(np.median([experiment.condition for experiment in experiments]))
-    points = [("epochs", members, e) for members in (MEMBERS, math.inf) for e in EPOCHS_SHOWN]
-    points += [("members", members, EPOCHS) for members in MEMBERS_SHOWN]
-    for axis, members, epochs in points:
-        logs = np.log([deviation(each, members, epochs) for each in experiments])
-        half = student.ppf(0.975, seeds - 1) * logs.std(0, ddof=1) / seeds**0.5
-        ends = np.exp(logs.mean(0) + half * [[-1], [0], [1]]).T  # (2, 3)
-        numbers = {
-            f"{quantity}{end}": f"{value:.4g}"
-            for quantity, values in zip(QUANTITIES, ends, strict=True)
-            for end, value in zip(("_low", "", "_high"), values, strict=True)
-        }
+    shown = [("epochs", members, e) for members in (MEMBERS, math.inf) for e in EPOCHS_SHOWN]
+    shown += [("members", members, EPOCHS) for members in MEMBERS_SHOWN]
+    for axis, members, epochs in shown:
+        deviations = zip(*(deviation(each, members, epochs) for each in experiments), strict=True)
+        numbers = {}
+        for quantity, values in zip(QUANTITIES, deviations, strict=True):
+            [point] = points({epochs: values}, seeds, geometric=True)
+            for end, value in ("_low", point.low), ("", point.mean), ("_high", point.high):
+                numbers[quantity + end] = f"{value:.4g}"
         yield {
             "network": problem.name.split("/")[1],
             "condition": f"{condition:.2g}",
