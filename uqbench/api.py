@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uqbench.errors import UsageError
-from uqbench.formatting import counted
+from uqbench.formatting import counted, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,7 +86,8 @@ def run(
     settings: ``{"nuqls": {"gamma": 0.1}}`` or ``["nuqls.gamma=0.1"]``.
     device: ``auto``, ``cpu``, ``cuda`` or ``cuda:i``.
     out: the run's folder (default: ``runs/`` and the suite's name). Cells that have a record there
-    are not run again, failed ones only with ``rerun="failed"``; ``rerun="all"`` runs all.
+    are not run again, failed ones only with ``rerun="failed"``; ``rerun="all"`` runs all, and
+    trains their MAP networks again.
     jobs: cells that run at the same time; with more than one, timings are marked as shared.
     timeout: seconds that one cell may take, or a string like ``"2h"``.
     plugins: Python files that define methods. data_dir: where the data sets are.
@@ -273,6 +274,8 @@ def execute(
                 machine=prepared.machine,
                 shared=jobs > 1,
             )
+            if rerun == "all":
+                job.remove_networks(todo)
             runner = Runner(job, records, limit, console)
             try:
                 runner.run(todo, pool)
@@ -350,12 +353,22 @@ def _announce(
         "--rerun all runs again what this command asks for"
         for method, number in changed.items()
     ]
-    if todo and prepared.machine.get("dirty"):
-        warnings.append(
-            "Note: uqbench's code differs from its commit: these results cannot be published"
-        )
+    obstacle = _obstacle_to_publishing(prepared)
+    if obstacle and any(not (cell.quick or cell.problem.of_own_data) for cell in todo):
+        warnings.append(f"Note: {obstacle}: these results cannot be published")
     for line in (*own_data, text, *warnings):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _obstacle_to_publishing(prepared: Prepared) -> str:
+    """What is wrong with the code of a run for a leaderboard, if anything is."""
+    if prepared.machine.get("commit") is None:
+        return "uqbench's commit is unknown (pip install -e . in a git checkout makes it known)"
+    if not prepared.changed:
+        return ""
+    first, *others = map(printable, prepared.changed)
+    rest = others[0] if len(others) == 1 else counted(len(others), "other file")
+    return f"uqbench's code differs from its commit in {first}" + (f" and {rest}" if others else "")
 
 
 def _interrupted(cells: int, left: int, run_dir: Path, rerun: str | None) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -30,23 +31,34 @@ def cached_network(
     key: str,
     folder: Path,
     device: torch.device,
+    code: Mapping[str, Any],
 ) -> tuple[nn.Module, float]:
     """Return the network of checkpoint ``key`` in eval mode, and the seconds its training took.
 
-    ``train`` is called only if ``folder/KEY.pt`` is not there or damaged; of several processes that
-    ask at the same time one trains and the others wait. ``template`` has the architecture to load
-    into.
+    ``train`` is called only if ``folder/KEY.pt`` is not there, damaged or not to be trusted; of
+    several processes that ask at the same time one trains and the others wait. ``template`` has the
+    architecture to load into. ``code``: the ``commit`` of the present code and whether it is
+    ``dirty``. Code that equals its commit trusts no network but those of such code, for its results
+    can be published; any other code takes what is there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{key}.pt"
     with FileLock(f"{path}.lock"):
-        seconds = _loaded(template, path, device)
+        seconds = _loaded(template, path, device, code)
         if seconds is None:
             with Stopwatch(device) as stopwatch:
                 network = train()
             with replacement(path) as file:
-                torch.save({"state": network.state_dict(), "seconds": stopwatch.seconds}, file)
-            seconds = _loaded(template, path, device)
+                torch.save(
+                    {
+                        "state": network.state_dict(),
+                        "seconds": stopwatch.seconds,
+                        "commit": code["commit"],
+                        "dirty": code["dirty"],
+                    },
+                    file,
+                )
+            seconds = _loaded(template, path, device, code)
     return template.eval(), seconds
 
 
@@ -87,17 +99,25 @@ def _fill(template: nn.Module, weights: str, root: Path, assign: bool = False) -
         raise DataError(f"{path}: does not fit the problem's network: {fault}") from None
 
 
-def _loaded(template: nn.Module, path: Path, device: torch.device) -> float | None:
+def _loaded(
+    template: nn.Module, path: Path, device: torch.device, code: Mapping[str, Any]
+) -> float | None:
     """Load the checkpoint into ``template`` and return its training's seconds; None without one.
 
-    A damaged file counts as none: the network is trained again from the same seed.
+    A file that is damaged or not to be trusted counts as none: the network is trained again from
+    the same seed.
     """
     if not path.exists():
         return None
     try:
         stored = torch.load(path, map_location=device, weights_only=True)
+        seconds = float(stored["seconds"])
+        # checkpoints did not always say of what code they are
+        if code["dirty"] is False and stored.get("dirty") is not False:
+            _log.warning("%s: of changed or unknown code; the network is trained again", path)
+            return None
         template.load_state_dict(stored["state"])
-        return float(stored["seconds"])
+        return seconds
     except (UnpicklingError, EOFError, RuntimeError, KeyError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0]
         _log.warning("%s: unreadable (%s); the network is trained again", path, reason)

@@ -135,7 +135,8 @@ _data_dir_option = _text_option(
 @click.option(
     "--rerun",
     type=click.Choice(["failed", "all"]),
-    help="Run cells again that failed, or all; the newest record of a cell counts.",
+    help="Run cells again that failed, or all, from training the MAP networks on; the newest "
+    "record of a cell counts.",
 )
 @_plugin_option
 @_data_dir_option

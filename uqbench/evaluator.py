@@ -91,6 +91,7 @@ def evaluate_cell(
     data are not those that the cell was planned with; whatever the method raises passes through.
     """
     problem, device = cell.problem, torch.device(device)
+    provenance = environment(device)  # of the code that was imported; it may be edited meanwhile
     method = build_method(cell.method, cell.settings)
     require_task(cell.method, method, problem.task)
     half = memory.available_bytes(device) // 2 if device.type == "cuda" else None
@@ -141,13 +142,14 @@ def evaluate_cell(
             cell.map_checkpoint,
             cache_dir,
             device,
+            provenance,
         )
     context = Context(device, dtype, derive_seed(problem.name, cell.seed, "method"), progress)
     outcome, cost = evaluate_method(method, problem, network, data, context, map_seconds, keep)
     return (
         replace(outcome, class_names=arrays.class_names, ood_conversions=arrays.ood_conversions),
         cost,
-        environment(device),
+        provenance,
     )
 
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -58,13 +58,24 @@ class Job:
     def cache_dir(self) -> Path:
         return self.run_dir / "checkpoints"
 
+    def trained_network(self, cell: Cell) -> Path | None:
+        """The file of the cell's MAP network; None if it needs none, or one that is given."""
+        if not cell.map_checkpoint or cell.problem.network.weights is not None:
+            return None
+        return self.cache_dir / f"{cell.map_checkpoint}.pt"
+
     def has_network(self, cell: Cell) -> bool:
         """Whether the cell starts from no MAP network, or from one that need not be trained."""
-        return (
-            not cell.map_checkpoint
-            or cell.problem.network.weights is not None
-            or (self.cache_dir / f"{cell.map_checkpoint}.pt").exists()
-        )
+        path = self.trained_network(cell)
+        return path is None or path.exists()
+
+    def remove_networks(self, cells: Iterable[Cell]) -> None:
+        """Have the MAP networks of these cells trained again; those that are given stay."""
+        for path in {self.trained_network(cell) for cell in cells} - {None}:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise UsageError(f"{path}: cannot be removed: {error.strerror}") from None
 
     def log_path(self, cell: Cell) -> Path:
         # file systems limit a name's bytes, and a problem may be called after a file of any name
@@ -111,21 +122,28 @@ def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that was found to be in order. device, machine: as in :class:`Job`."""
+    """A request that was found to be in order.
+
+    device, machine: as in :class:`Job`. changed: files of uqbench's code that differ from its
+    commit.
+    """
 
     cells: list[Cell]
     device: str
     machine: Mapping[str, Any]
+    changed: tuple[str, ...] = ()
 
 
 def prepare(request: Request, device: str, plugins: tuple[Path, ...]) -> Prepared:
     """Plan a request, and raise on whatever is wrong with it."""
     load_plugins(plugins)
     from uqbench.cells import plan
+    from uqbench.provenance import code_state
 
     cells = plan(request)
     resolved = resolve_device(device)
-    return Prepared(cells, resolved, describe_machine(resolved))
+    _, changed = code_state()
+    return Prepared(cells, resolved, describe_machine(resolved), changed)
 
 
 def describe_machine(device: str) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import torch
 from uqbench.checkpoints import cached_network, given_network
 from uqbench.errors import DataError
 
+CODE = {"commit": "c" * 40, "dirty": False}
+
 
 def test_a_network_is_trained_once_and_loaded_afterwards(truths, tmp_path):
     trained = truths.mlp(3, 1, seed=1)
@@ -17,7 +19,7 @@ def test_a_network_is_trained_once_and_loaded_afterwards(truths, tmp_path):
 
     cpu = torch.device("cpu")
     networks = [
-        cached_network(truths.mlp(3, 1, seed=2).train(), train, "key", tmp_path, cpu)
+        cached_network(truths.mlp(3, 1, seed=2).train(), train, "key", tmp_path, cpu, CODE)
         for _ in range(2)
     ]
     assert calls == [1]
@@ -34,7 +36,7 @@ def test_a_training_that_fails_leaves_no_file(truths, tmp_path):
         raise RuntimeError("diverged")
 
     with pytest.raises(RuntimeError, match="diverged"):
-        cached_network(truths.mlp(3, 1), fail, "key", tmp_path, torch.device("cpu"))
+        cached_network(truths.mlp(3, 1), fail, "key", tmp_path, torch.device("cpu"), CODE)
     assert not list(tmp_path.glob("*.pt")) + list(tmp_path.glob("*.tmp"))
 
 
@@ -48,7 +50,7 @@ def test_of_several_askers_one_trains_and_the_others_wait(truths, tmp_path):
 
     def ask():
         started.wait()
-        cached_network(truths.mlp(3, 1), train, "key", tmp_path, torch.device("cpu"))
+        cached_network(truths.mlp(3, 1), train, "key", tmp_path, torch.device("cpu"), CODE)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -68,15 +70,52 @@ def test_a_damaged_checkpoint_is_trained_again(truths, tmp_path, content, caplog
         calls.append(1)
         return trained
 
-    cached_network(template, train, "key", tmp_path, torch.device("cpu"))
+    cached_network(template, train, "key", tmp_path, torch.device("cpu"), CODE)
     path = tmp_path / "key.pt"
     path.write_bytes(path.read_bytes()[:-100] if content is None else content)
-    network, _ = cached_network(template, train, "key", tmp_path, torch.device("cpu"))
+    network, _ = cached_network(template, train, "key", tmp_path, torch.device("cpu"), CODE)
     assert len(calls) == 2
     assert "key.pt: unreadable" in caplog.text
     assert network.weight.equal(trained.weight)
-    cached_network(template, train, "key", tmp_path, torch.device("cpu"))
+    cached_network(template, train, "key", tmp_path, torch.device("cpu"), CODE)
     assert len(calls) == 2
+
+
+COMMITTED = {"commit": "a" * 40, "dirty": False}
+CHANGED = {"commit": "a" * 40, "dirty": True}
+UNKNOWN = {"commit": None, "dirty": None}
+OLD = {}
+"""What a checkpoint says that was written before they said anything."""
+
+
+@pytest.mark.parametrize(
+    ("trained_by", "now", "trained_again"),
+    [
+        (COMMITTED, CODE, False),
+        (CHANGED, CODE, True),
+        (UNKNOWN, CODE, True),
+        (OLD, CODE, True),
+        *((before, CHANGED, False) for before in (COMMITTED, CHANGED, UNKNOWN, OLD)),
+        *((before, UNKNOWN, False) for before in (COMMITTED, CHANGED, UNKNOWN, OLD)),
+    ],
+)
+def test_committed_code_starts_from_networks_of_committed_code_alone(
+    tmp_path, trained_by, now, trained_again
+):
+    def layer(weight):
+        network = torch.nn.Linear(1, 1)
+        torch.nn.init.constant_(network.weight, weight)
+        return network
+
+    def cached(train):
+        return cached_network(layer(0.0), train, "key", tmp_path, torch.device("cpu"), now)[0]
+
+    stored = {"state": layer(1.0).state_dict(), "seconds": 1.0, **trained_by}
+    torch.save(stored, tmp_path / "key.pt")
+    assert cached(lambda: layer(2.0)).weight.item() == (2.0 if trained_again else 1.0)
+    assert cached(pytest.fail).weight.item() == (2.0 if trained_again else 1.0)
+    if trained_again:
+        assert torch.load(tmp_path / "key.pt").items() >= now.items()
 
 
 class TestGivenWeights:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from uqbench import evaluator
 from uqbench.api import request
 from uqbench.cells import plan
 from uqbench.context import Context
@@ -242,3 +243,25 @@ def test_data_that_changed_after_planning_are_not_recorded_under_the_old_fingerp
     (cell,) = plan(request(methods="map", problems="sklearn/diabetes", seeds=1, quick=True))
     with pytest.raises(DataError, match="sklearn/diabetes: the data have changed since"):
         evaluate_cell(replace(cell, fingerprint="0" * 64), cache_dir=tmp_path)
+
+
+def test_results_of_committed_code_do_not_start_from_a_network_of_changed_code(
+    tmp_path, monkeypatch
+):
+    (cell,) = plan(request("map", problems="toy/cubic", seeds=1, quick=True))
+    training = replace(cell.problem.training, epochs=2)
+    cell = replace(cell, problem=replace(cell.problem, training=training))
+    trained = []
+
+    def train(*arguments):
+        trained.append(code["dirty"])
+        return original(*arguments)
+
+    original = evaluator.train
+    monkeypatch.setattr(evaluator, "train", train)
+    monkeypatch.setattr(evaluator, "environment", lambda device: code)
+    for dirty in (True, True, False, False, True):
+        code = {"commit": "c", "dirty": dirty}
+        _, _, provenance = evaluate_cell(cell, cache_dir=tmp_path)
+        assert provenance == code
+    assert trained == [True, False]

@@ -15,7 +15,9 @@ import pytest
 from pebble import ProcessExpired
 from rich.console import Console
 
-from uqbench import api, runner
+from uqbench import api, provenance, runner, worker
+from uqbench.cells import Request, plan
+from uqbench.errors import UsageError
 from uqbench.records import Record
 from uqbench.runner import duration
 from uqbench.worker import Job, Prepared
@@ -53,14 +55,52 @@ def test_every_cell_leaves_one_record_and_the_second_run_does_nothing(bench):
     assert [r.identity.seed for r in bench.records()] == [0, 1, 0, 1, 2, 2]
 
 
-def test_rerun_all_runs_again_and_the_newest_record_counts(bench):
+def networks(bench) -> list[str]:
+    return sorted(path.name for path in (bench.out / "checkpoints").iterdir())
+
+
+def write_networks(bench, *others: str) -> list[str]:
+    """Write what stands for the networks of all cells, which the probe does not train."""
+    (bench.out / "checkpoints").mkdir()
+    for name in (*others, *(f"{record.identity.map_checkpoint}.pt" for record in bench.records())):
+        (bench.out / "checkpoints" / name).touch()
+    return networks(bench)
+
+
+def test_rerun_all_runs_again_without_old_networks_and_the_newest_record_counts(bench):
     bench.run("--seeds", "1")
     first = bench.records()
+    assert len(write_networks(bench, "of another problem.pt")) == 3
     assert bench.run("--seeds", "1", "--rerun", "all").returncode == 0
+    assert networks(bench) == ["of another problem.pt"]
     assert finished_lines(bench) == 4
     second = bench.records()
     assert [r.key for r in second] == [r.key for r in first]
     assert [r.provenance["worker"] for r in second] != [r.provenance["worker"] for r in first]
+
+
+def job_cell(checkpoint, weights=None, **names):
+    """A cell, as far as a job looks at it."""
+    problem = SimpleNamespace(network=SimpleNamespace(weights=weights))
+    return SimpleNamespace(map_checkpoint=checkpoint, problem=problem, **names)
+
+
+def test_networks_are_removed_once_and_those_that_are_given_never(tmp_path):
+    job = Job(tmp_path, "cpu")
+    cells = [job_cell("a"), job_cell("a"), job_cell("b", "mine.pth"), job_cell("")]
+    job.cache_dir.mkdir()
+    for name in ("a.pt", "a.pt.lock", "b.pt", ".pt"):
+        (job.cache_dir / name).touch()
+    for _ in range(2):
+        job.remove_networks(cells)
+        assert {path.name for path in job.cache_dir.iterdir()} == {"a.pt.lock", "b.pt", ".pt"}
+
+
+def test_a_network_that_cannot_be_removed_is_named(tmp_path):
+    job = Job(tmp_path, "cpu")
+    (job.cache_dir / "a.pt").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"checkpoints/a\.pt: cannot be removed: "):
+        job.remove_networks([job_cell("a")])
 
 
 BAD_ENDS = [
@@ -110,10 +150,11 @@ def test_skipped_cells_are_no_failures(bench):
 )
 def test_a_folder_with_results_of_another_recipe_is_refused_before_any_work(bench, change):
     bench.run("--seeds", "1")
+    write_networks(bench)
     before = {path: path.read_bytes() for path in bench.out.rglob("*") if path.is_file()}
     suite = bench.folder / "mini.toml"
     suite.write_text(suite.read_text() + change)
-    done = bench.run("--seeds", "1")
+    done = bench.run("--seeds", "1", "--rerun", "all")
     assert done.returncode == 2
     assert "toy/b: results that differ in" in done.stderr
     assert "give another --out" in done.stderr
@@ -141,7 +182,7 @@ def test_a_problem_of_any_name_has_a_log(bench):
     assert len(list((bench.out / "logs").iterdir())) == 2
 
 
-def test_a_failed_cell_runs_again_only_if_asked(bench):
+def test_a_failed_cell_runs_again_only_if_asked_and_its_network_stays(bench):
     arguments = ("--seeds", "2", "--set", 'probe.actions=["ok", "kill"]')
     first = bench.run(*arguments)
     assert statuses(bench) == {"ok": 2, "crashed": 2}
@@ -151,8 +192,10 @@ def test_a_failed_cell_runs_again_only_if_asked(bench):
     assert "nothing to run" in again.stderr
     assert "2 of them failed: --rerun failed tries these again" in again.stderr
     assert finished_lines(bench) == 4
+    before = write_networks(bench)
     assert bench.run(*arguments, "--rerun", "failed").returncode == 1
     assert finished_lines(bench) == 6
+    assert networks(bench) == before
 
 
 def test_a_cell_over_its_time_limit_ends_alone(bench):
@@ -175,10 +218,8 @@ def test_cells_that_share_the_machine_say_so_and_divide_its_cores(bench):
 
 
 def test_no_cell_waits_for_a_network_that_another_one_trains(tmp_path):
-    def cell(name, checkpoint, weights=None):
-        network = SimpleNamespace(weights=weights)
-        problem = SimpleNamespace(network=network)
-        return SimpleNamespace(name=name, map_checkpoint=checkpoint, problem=problem)
+    def cell(name, *network):
+        return job_cell(*network, name=name)
 
     def started():
         chosen = waiting._next()
@@ -208,14 +249,47 @@ def test_no_cell_waits_for_a_network_that_another_one_trains(tmp_path):
     assert [started(), started()] == ["lla a", None]
 
 
-@pytest.mark.parametrize(("dirty", "said"), [(True, True), (False, False), (None, False)])
-def test_a_run_of_changed_code_says_at_once_that_it_cannot_be_published(tmp_path, dirty, said):
+def announced(folder, commit, changed, quick=False, own_data=False, nothing_to_do=False):
+    """The notes at the start of a run."""
     console = Console(file=io.StringIO())
-    problem = SimpleNamespace(of_own_data=False)
-    cell = SimpleNamespace(key="k", method="map", method_source="uqbench", problem=problem)
-    prepared = Prepared([cell], "cpu", {"dirty": dirty})
-    api._announce(console, prepared, [cell], [], tmp_path)
-    assert ("cannot be published" in console.file.getvalue()) is said
+    cell = SimpleNamespace(
+        key="k",
+        method="map",
+        method_source="uqbench",
+        problem=SimpleNamespace(of_own_data=own_data, description="mine"),
+        quick=quick,
+    )
+    prepared = Prepared([cell], "cpu", {"commit": commit}, changed)
+    api._announce(console, prepared, [] if nothing_to_do else [cell], [], folder)
+    return [line for line in console.file.getvalue().splitlines() if line.startswith("Note: ")]
+
+
+@pytest.mark.parametrize(
+    ("commit", "changed", "reason"),
+    [
+        ("c", ("a.py",), "code differs from its commit in a.py"),
+        ("c", ("a.py", "b.py"), "code differs from its commit in a.py and b.py"),
+        ("c", ("a.py", "b", "c"), "code differs from its commit in a.py and 2 other files"),
+        (None, (), "commit is unknown (pip install -e . in a git checkout makes it known)"),
+    ],
+)
+def test_a_run_that_cannot_be_published_says_so_and_why_at_once(tmp_path, commit, changed, reason):
+    note = f"Note: uqbench's {reason}: these results cannot be published"
+    assert announced(tmp_path, commit, changed) == [note]
+    assert announced(tmp_path, commit, changed, nothing_to_do=True) == []
+
+
+def test_the_files_that_a_run_names_are_those_of_the_checkout(monkeypatch):
+    monkeypatch.setattr(provenance, "code_state", lambda: ("c", ("a.py",)))
+    prepared = worker.prepare(api.request("map", problems="toy/cubic", seeds=1), "cpu", ())
+    assert prepared.changed == ("a.py",)
+
+
+def test_a_run_that_can_be_published_or_was_never_to_be_says_nothing_of_it(tmp_path):
+    assert announced(tmp_path, "c", ()) == []
+    for commit, changed in (("c", ("a.py",)), (None, ())):
+        assert announced(tmp_path, commit, changed, quick=True) == []
+        assert announced(tmp_path, commit, changed, own_data=True) == []
 
 
 def test_one_cell_at_a_time_has_valid_timings_and_keeps_its_worker(bench):
@@ -226,13 +300,20 @@ def test_one_cell_at_a_time_has_valid_timings_and_keeps_its_worker(bench):
 
 
 def test_a_second_run_in_the_same_folder_is_refused_while_the_first_works(bench):
-    first = bench.start("--seeds", "1", "--set", "probe.seconds=3", "--problems", "toy/a")
+    suite = str(bench.folder / "mini.toml")
+    (cell,) = plan(Request(("map",), suite=suite, problems=("toy/a",), seeds=1))
+    network = Job(bench.out, "cpu").trained_network(cell)
+    network.parent.mkdir(parents=True)
+    network.touch()
+    first = bench.start("--seeds", "1", "--set", "probe.seconds=60", "--problems", "toy/a")
     wait_for((bench.out / "plan.json").exists)
-    second = bench.run("--seeds", "1")
+    second = bench.run("--seeds", "1", "--rerun", "all")
     assert second.returncode == 2
     assert "Error: out: another run is writing to this folder." in second.stderr
+    assert network.exists()
+    assert first.poll() is None
+    ctrl_c(first)
     first.communicate(timeout=60)
-    assert first.returncode == 0
 
 
 def ctrl_c(process) -> None:

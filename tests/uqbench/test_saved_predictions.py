@@ -20,6 +20,7 @@ from uqbench.method import Method, Posterior, Task
 from uqbench.networks import build_network
 from uqbench.prediction import ClassificationPrediction
 from uqbench.problems import Problem, problem_data
+from uqbench.provenance import environment
 from uqbench.records import decode
 from uqbench.saved_predictions import (
     ClassificationSummary,
@@ -225,6 +226,7 @@ def test_a_regression_on_one_feature_keeps_its_predictions_and_a_curve(tmp_path)
         one.map_checkpoint,
         tmp_path,
         torch.device("cpu"),
+        environment(torch.device("cpu")),
     )
 
     def predicted(inputs):
