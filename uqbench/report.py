@@ -89,6 +89,8 @@ def report(results: Results, page_command: str) -> str:
             level=f"{1 - LEVEL:.0%}",
             least_seeds=LEAST_SEEDS,
             ranks=[_ranks_view(one) for one in ranks(_ranked(found.boards))],
+            least_methods=LEAST_METHODS,
+            least_problems=LEAST_PROBLEMS,
             commands=run_commands(results.records),
             page_command=page_command,
             environments=list(_environments(results.records)),
@@ -264,10 +266,6 @@ def _ranks_view(one: Ranks) -> dict[str, Any]:
         sentences.append(_verdict(one))
         caption = f"Critical-difference diagram of {title}"
         picture = Picture(caption, as_svg(drawn(one), caption))
-    else:
-        sentences.append(
-            f"Not tested: that takes {LEAST_METHODS} methods and {LEAST_PROBLEMS} problems."
-        )
     return {
         "heading": f"{title}: {where}",
         "sentences": sentences,

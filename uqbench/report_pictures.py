@@ -22,7 +22,7 @@ _CAPTIONS = {
     "toy": "Mean ± 3σ of every method",
     "calibration": "Calibration: observed against nominal coverage of central intervals",
     "pareto": "Quality against cost; filled: on the Pareto front, no other method is both better "
-    "and cheaper",
+    "and cheaper; bars: ± std over seeds",
     "violin": "VMSP of ID correct, ID incorrect and OoD points",
     "reliability": "Reliability: accuracy against confidence",
     "risk-coverage": "Selective prediction: error rate against coverage",
@@ -53,10 +53,10 @@ def pictures(results: Results, board: Board) -> Iterator[Picture]:
 
     for kind, ood in _kinds(results, board):
         caption = _CAPTIONS[kind] + (f" (OoD: {ood})" if ood else "")
+        log = "auto" if kind == "violin" else None
         try:
-            svg = as_svg(
-                plots.draw(kind, results, board.problem, ood=ood), f"{board.title}: {caption}"
-            )
+            drawn = plots.draw(kind, results, board.problem, ood=ood, log=log)
+            svg = as_svg(drawn, f"{board.title}: {caption}")
         except (UsageError, DataError) as error:
             if kind not in _NOT_OF_ALL or isinstance(error, DataError):
                 yield Picture(caption, reason=str(error))

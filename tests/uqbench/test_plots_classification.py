@@ -20,6 +20,7 @@ from uqbench.formatting import format_mean_std
 from uqbench.metrics.classification import classification_metrics
 from uqbench.metrics.detection import ood_metrics
 from uqbench.metrics.vmsp import vmsp_metrics, vmsp_ood_metrics
+from uqbench.plots import draw
 from uqbench.plots.style import line_styles
 from uqbench.plots.violin import picture
 from uqbench.records import Identity, Outcome, Record, RecordFile
@@ -194,6 +195,18 @@ def test_the_axis_is_linear_unless_a_logarithmic_one_is_asked_for(run):
     ((_, median), _), (outline, _) = drawn(log, "id_correct")
     assert median == pytest.approx(np.median(values))
     assert outline[:, 1].max() == pytest.approx(values.max(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("share", "scale"), [(0.1, "linear"), (0.001, "log"), (0, "linear")])
+def test_a_page_has_a_logarithmic_axis_where_a_methods_violins_would_be_flat(run, share, scale):
+    folder = run(record("a"), record("b"))
+    path = predictions_path(folder, "b-0-digits")
+    kept = read_predictions(path)
+    groups = {"test": kept.test, **kept.ood}
+    scaled = {name: replace(one, vmsp=share * one.vmsp) for name, one in groups.items()}
+    write_predictions(path, replace(kept, test=scaled.pop("test"), ood=scaled))
+    (axes,) = draw("violin", Results.load(folder), log="auto").axes
+    assert axes.get_yscale() == scale
 
 
 def test_a_logarithmic_axis_shows_zeros_at_its_end_and_says_so():

@@ -1,6 +1,5 @@
 """Calibration curves and series of settings show what was predicted, and hide no gap."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from uqbench.cli import main
 from uqbench.errors import DataError, UsageError
 from uqbench.formatting import format_mean_std
 from uqbench.metrics.regression import ECE_LEVELS, regression_metrics
-from uqbench.plots.style import line_legend, line_panels
+from uqbench.plots.style import line_legend, line_panels, log_ticks
 from uqbench.records import Identity, Outcome, Record, RecordFile
 from uqbench.report_pictures import pictures
 from uqbench.results import Results
@@ -134,7 +133,11 @@ def test_only_regressions_have_a_calibration_curve(run):
 
 
 def test_points_are_means_over_seeds_with_95_percent_intervals(run):
-    values = {10: (1.0, 2.0, 4.0), 2: (3.0, 3.5, 5.0), 50: (1.0, 1.1, 1.2)}
+    values = {
+        10: (1.0, 2.0, 4.0, 3.0, 2.5),
+        2: (3.0, 3.5, 5.0, 4.0, 4.5),
+        50: (1.0, 1.1, 1.2, 1.3, 0.9),
+    }
     cells = [members(m, s, nll) for m, nlls in values.items() for s, nll in enumerate(nlls)]
     figure = Results.load(run(*cells)).plot("convergence")
     (axes,) = figure.axes
@@ -144,30 +147,65 @@ def test_points_are_means_over_seeds_with_95_percent_intervals(run):
     (path,) = axes.collections[0].get_paths()
     for m, nlls in values.items():
         ends = path.vertices[path.vertices[:, 0] == m, 1]
-        low, high = stats.t.interval(0.95, 2, np.mean(nlls), stats.sem(nlls))
+        low, high = stats.t.interval(0.95, 4, np.mean(nlls), stats.sem(nlls))
         assert (ends.min(), ends.max()) == pytest.approx((low, high), rel=1e-12)
-    assert figure.get_suptitle() == "p: 3 seeds, bands: 95%"
+    assert figure.get_suptitle() == "p: 5 seeds, bands: 95%"
     assert (axes.get_xscale(), axes.get_yscale(), axes.get_xlabel()) == ("log", "linear", "members")
     assert listed(figure) == {"a": "NLL 1.10 at 50"}
+
+
+def test_fewer_than_five_seeds_are_thin_lines_and_no_interval(run):
+    values = {2: (3.0, 5.0), 4: (2.0, 6.0), 8: (1.0,)}
+    cells = [members(m, s, nll) for m, nlls in values.items() for s, nll in enumerate(nlls)]
+    figure = Results.load(run(*cells, members(8, 1, status="oom"))).plot("convergence")
+    (axes,) = figure.axes
+    mean = line(axes, "a")
+    assert mean.get_ydata().tolist() == [4, 4, 1]
+    thin = [one for one in axes.lines if one.get_linewidth() < mean.get_linewidth() / 2]
+    assert [one.get_ydata().tolist() for one in thin] == [[3, 2], [5, 6]]
+    assert {tuple(one.get_xdata()) for one in thin} == {(2, 4)}
+    (path,) = axes.collections[0].get_paths()
+    assert set(path.vertices[:, 1]) == {4, 1}
+    assert figure.get_suptitle() == "p: 2 seeds, thin: each seed"
+
+
+def test_the_axes_suit_the_means_and_cut_off_what_is_far_from_them(run):
+    far = (-900.0, 902.0)
+    cells = [members(2, s, 2 + nll) for s, nll in enumerate(far)]
+    cells += [members(4, s, 1 + nll) for s, nll in enumerate(far)]
+    (axes,) = Results.load(run(*cells)).plot("convergence").axes
+    low, high = axes.get_ylim()
+    assert 0 < low < 2 < 3 < high < 5
 
 
 def test_sev_is_the_norm_of_the_difference_to_the_gaussian_process(run):
     process = np.array([1.0, 2.0, 3.0, 4.0])
     away = {(2, 0): [3, 0, 4, 0], (2, 1): [0, 12, 16, 0], (9, 0): [0, 0.5, 0, 0], (9, 1): [2] * 4}
-    cells = [record("ntk_gp", seed, process) for seed in (0, 1)]
+    away |= {(m, s): [0, 5, 0, 0] for m in (2, 9) for s in (2, 3, 4)}
+    cells = [record("ntk_gp", seed, process) for seed in range(5)]
     cells += [members(m, s, 1.0, variance=process + d) for (m, s), d in away.items()]
     folder = run(*cells)
     _, axes = Results.load(folder).plot("convergence").axes
     x, y = line(axes, "a").get_data()
     assert x.tolist() == [2, 9]
-    np.testing.assert_allclose(y, [math.sqrt(5 * 20), math.sqrt(0.5 * 4)], rtol=1e-12)
+    norms = np.log([[5, 20, 5, 5, 5], [0.5, 4, 5, 5, 5]])
+    np.testing.assert_allclose(y, np.exp(norms.mean(axis=1)), rtol=1e-12)
     (path,) = axes.collections[0].get_paths()
     ends = path.vertices[path.vertices[:, 0] == 2, 1]
-    low, high = stats.t.interval(0.95, 1, np.log(10), np.log(20 / 5) / 2)
-    assert (ends.min(), ends.max()) == pytest.approx((np.exp(low), np.exp(high)), rel=1e-12)
+    interval = stats.t.interval(0.95, 4, norms[0].mean(), stats.sem(norms[0]))
+    assert (ends.min(), ends.max()) == pytest.approx(np.exp(interval), rel=1e-12)
     _, alone = Results.load(folder).plot("convergence", seed=1).axes
     np.testing.assert_allclose(line(alone, "a").get_ydata(), [20, 4], rtol=1e-12)
     assert axes.get_yscale() == "log"
+
+
+def test_the_seeds_of_a_sev_stay_together_whatever_the_order_of_the_records(run):
+    cells = [record("ntk_gp", seed) for seed in (1, 0)]
+    cells += [members(m, s, variance=ONES * (1 + m * (1 + s))) for m, s in [(2, 0), (2, 1)]]
+    cells += [members(m, s, variance=ONES * (1 + m * (1 + s))) for m, s in [(4, 1), (4, 0)]]
+    _, axes = Results.load(run(*cells)).plot("convergence").axes
+    thin = [one.get_ydata().tolist() for one in axes.lines if one.get_linewidth() < 1]
+    np.testing.assert_allclose(thin, [[4, 8], [8, 16]], rtol=1e-12)
 
 
 def test_a_sev_of_zero_is_drawn_at_the_end_of_the_axis_which_says_so(run):
@@ -246,6 +284,18 @@ def test_other_methods_are_levels_as_far_as_the_axis_goes(run):
     assert (shown["none"], shown["b"]) == ("NLL ∞", "failed")
 
 
+def test_the_gaussian_process_is_a_level_over_a_wider_range_than_other_methods(run):
+    cells = [members(2, nll=3.0), members(4, nll=2.0)]
+    cells += [record("ntk_gp", nll=6.0), record("other", nll=6.0)]
+    figure = Results.load(run(*cells)).plot("convergence")
+    assert figure.axes[0].get_ylim()[1] > 6
+    assert listed(figure)["ntk_gp"] == "NLL 6.00"
+    cells = [members(2, nll=3.0), members(4, nll=2.0), record("other", nll=6.0)]
+    figure = Results.load(run(*cells, record("ntk_gp", nll=600.0))).plot("convergence")
+    assert figure.axes[0].get_ylim()[1] < 6
+    assert listed(figure)["ntk_gp"] == "NLL 600, above the axis"
+
+
 @pytest.mark.parametrize(
     ("nlls", "scale"), [((1, 20), "linear"), ((1, 50), "log"), ((-1, 50), "linear")]
 )
@@ -321,6 +371,55 @@ def test_nothing_overlaps_with_few_and_with_many_methods(
     cells += [members(m, s, 4.0 / m) for m in (2, 3, 4, 100, "inf") if m != "inf" for s in (0, 1)]
     figure = Results.load(run(*cells, members("inf"), record("ntk_gp"))).plot(kind)
     assert_nothing_overlaps(figure)
+
+
+@pytest.mark.parametrize(
+    ("limits", "labels"),
+    [
+        ((0.515, 0.585), ["0.52", "0.54", "0.56", "0.58"]),
+        ((0.95, 1.65), ["1", "1.2", "1.4", "1.6"]),
+        ((0.15, 1.2), ["0.2", "0.3", "0.5", "1"]),
+        ((3.0, 150.0), ["3", "10", "30", "100"]),
+        ((1e-9, 1e-2), ["$10^{-9}$", "$10^{-7}$", "$10^{-5}$", "$10^{-3}$"]),
+    ],
+)
+def test_a_logarithmic_axis_has_numbers_that_can_be_read(limits, labels):
+    figure, (axes,) = line_panels()
+    axes.set(yscale="log", ylim=limits)
+    log_ticks(axes.yaxis)
+    assert shown_labels(figure, axes.yaxis) >= set(labels)
+
+
+@pytest.mark.parametrize(
+    ("limits", "labels"),
+    [
+        ((1e-4, 20), {"1 ms", "10 ms", "0.1 s", "1 s", "10 s"}),
+        ((0.4, 3.5), {"0.5 s", "1 s", "2 s", "3 s"}),
+        ((20.0, 7300.0), {"1 min", "10 min", "1 h"}),
+        ((3601.0, 40000.0), {"3 h", "10 h"}),
+    ],
+)
+def test_an_axis_of_time_has_units(limits, labels):
+    figure, (axes,) = line_panels()
+    axes.set(xscale="log", xlim=limits)
+    log_ticks(axes.xaxis, seconds=True)
+    assert shown_labels(figure, axes.xaxis) >= labels
+
+
+@pytest.mark.parametrize("seconds", [False, True])
+def test_every_logarithmic_axis_has_three_numbers_and_not_too_many(seconds):
+    _, (axes,) = line_panels()
+    for low in np.geomspace(1e-6, 1e5, 40):
+        for share in (1.001, 1.1, 1.5, 3, 10, 100, 1e4, 1e9):
+            axes.set(xscale="log", xlim=(low, share * low))
+            log_ticks(axes.xaxis, seconds=seconds)
+            assert 3 <= len(axes.get_xticks()) <= 9, (low, share)
+
+
+def shown_labels(figure, axis):
+    figure.draw_without_rendering()
+    assert not any(text.get_text() for text in axis.get_minorticklabels())
+    return {text.get_text() for text in axis.get_majorticklabels()}
 
 
 def test_a_short_legend_leaves_a_picture_as_high_as_it_is():

@@ -387,7 +387,7 @@ def test_higher_is_better_for_accuracy():
 @pytest.mark.parametrize(("problems", "tested"), [(4, False), (5, True)])
 def test_tests_take_five_problems(problems, tested):
     cells = [
-        record(m, metrics={"nll": v}, problem=f"p{n}")
+        record(m, metrics={"nll": v, "rmse": v}, problem=f"p{n}")
         for n in range(problems)
         for m, v in {"a": 1.0, "b": 2.0, "c": 3.0}.items()
     ]
@@ -395,7 +395,7 @@ def test_tests_take_five_problems(problems, tested):
     text = page(cells).text
     assert ("Friedman: p = 0.0067" in text) is tested
     assert ("Critical-difference diagram of NLL" in text) is tested
-    assert ("Not tested" in text) is not tested
+    assert text.count("Not tested: that takes 3 methods and 5 problems.") == (0 if tested else 1)
 
 
 @without_pictures
@@ -431,10 +431,29 @@ def test_pareto_shows_mean_nll_against_mean_seconds_in_total_and_post_hoc():
     assert shown_points(total) == {(9.75, 3.0)}
 
 
+def test_pareto_has_bars_of_the_deviation_over_seeds_which_outliers_do_not_stretch():
+    numbers = {"a": (1.0, 1.2, 1.4), "b": (1.1, 1.2, 1.3), "c": (-99.0, 1.2, 101.4)}
+    cells = [record(m, s, nll) for m, nlls in numbers.items() for s, nll in enumerate(nlls)]
+    picture = Results((*cells, record("one", 0, 1.25))).plot("pareto")
+    axes = picture.axes[0]
+    bars = [bar.get_segments()[0][:, 1] for bar in axes.collections]
+    ends = {(low.round(9), high.round(9)) for low, high in bars}
+    assert len(ends) == 3
+    assert ends >= {(1.0, 1.4), (1.1, 1.3)}
+    low, high = axes.get_ylim()
+    assert 0 < low < 1.0 < 1.4 < high < 2
+    assert axes.get_title().endswith("bars: ± std")
+    alone = Results(tuple(cells)).plot("pareto", seed=1).axes[0]
+    assert not alone.collections
+    assert "bars" not in alone.get_title()
+
+
 def test_methods_worse_than_base_stand_at_the_upper_end():
     numbers = {"a": 1.0, "b": 2.0, "base": 5.0, "bad": 1e6}
     picture = Results(tuple(record(m, nll=v) for m, v in numbers.items())).plot("pareto")
-    assert shown_points(picture.axes[0]) == {(9.75, 1.0), (9.75, 2.0)}
+    low, high = picture.axes[0].get_ylim()
+    assert low < 1 < 2 < high < 5
+    assert shown_points(picture.axes[0]) == {(9.75, 1.0), (9.75, 2.0), (9.75, high)}
     texts = [text.get_text().replace("\n", " ") for text in picture.legends[0].get_texts()]
     assert [text for text in texts if "above the axis" in text] == texts[2:]
 
@@ -541,13 +560,19 @@ FILTER = """(() => {
 
 @without_pictures
 def test_in_a_browser_the_keyboard_sorts_and_the_filter_filters(browser, tmp_path):
-    rmse = {"a": 3.0, "b": 1.0, HOSTILE: 2.0, "broken": NAN}
+    rmse = {"a": 3.0, "b": 1.0, HOSTILE: 2.0, "broken": NAN} | {
+        "c": 4.0,
+        "d": 5.0,
+        "e": 6.0,
+        "f": 7.0,
+    }
     cells = [record(m, metrics={"nll": n, "rmse": v}) for n, (m, v) in enumerate(rmse.items())]
     path = Results(tuple(cells)).report(tmp_path)
     browser.call("Page.navigate", url=path.as_uri())
     assert browser.eventually(READY, True)
-    assert browser.value(METHODS) == ["a", "b", HOSTILE, "broken"]
-    orders = [["b", HOSTILE, "a", "broken"], ["broken", "a", HOSTILE, "b"]]
+    assert browser.value(METHODS) == ["a", "b", HOSTILE, "broken", *"cdef"]
+    best_first = ["b", HOSTILE, "a", *"cdef", "broken"]
+    orders = [best_first, best_first[::-1]]
     for order in orders:
         assert browser.value(PRESS_RMSE)
         for kind in ("keyDown", "keyUp"):
@@ -557,3 +582,21 @@ def test_in_a_browser_the_keyboard_sorts_and_the_filter_filters(browser, tmp_pat
     browser.value(FILTER)
     assert browser.eventually(METHODS, ["broken"]) == ["broken"]
     assert browser.value("document.querySelectorAll('img').length") == 0
+
+
+@without_pictures
+def test_in_a_browser_all_tables_sort_though_nobody_scrolled_and_only_long_ones_filter(
+    browser, tmp_path
+):
+    cells = [record(m, problem=f"p{n}") for n in range(12) for m in "ab"]
+    cells += [record(m, problem="long") for m in "abcdefgh"]
+    path = Results(tuple(cells)).report(tmp_path)
+    browser.call("Page.navigate", url=path.as_uri())
+    tables = 13 + 2  # of problems, and of mean ranks
+    sortable = """[...document.querySelectorAll('table')]
+      .filter((table) => table.querySelector('thead [role=button]')).length"""
+    assert browser.eventually(sortable, tables) == tables
+    assert browser.value("scrollY") == 0
+    filters = """[...document.querySelectorAll('.dt-search')]
+      .map((one) => one.closest('section').querySelector('h2').textContent.split(':')[0])"""
+    assert browser.value(filters) == ["long"]

@@ -1,13 +1,18 @@
 """What becomes of methods as one of their settings grows: NLL, and distance from ``ntk_gp``.
 
 SEV = ‖Var − Var_NTK-GP‖₂, over the test points, of the predictive variances of y: Figure 2 of the
-NUQLS paper. Points are means over seeds, of SEV geometric ones; bands are 95% intervals of
-Student's t, of SEV on logarithms, as it differs by powers of ten from seed to seed. Where the NLL
-needs a logarithmic axis its interval, which may reach below 0, is not drawn.
+NUQLS paper. Points are means over seeds, of SEV geometric ones. From 5 seeds on, bands are 95%
+intervals of Student's t, of SEV on logarithms, as it differs by powers of ten from seed to seed;
+fewer seeds determine no interval (with 3, its half width is 2.5 standard deviations), and each is a
+thin line instead. Seeds share data and network at all values of the setting: how far they are apart
+does not say whether the setting matters. The axes therefore suit the means, and may cut off bands
+and thin lines. Where the NLL needs a logarithmic axis its band, which may reach below 0, is not
+drawn.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +29,16 @@ from uqbench.errors import UsageError
 from uqbench.formatting import counted, format_mean_std
 from uqbench.plots.selection import board_title, choose_board, records_of, row_key, with_seed
 from uqbench.plots.series import AGAIN, Point, Series, points, series_of
-from uqbench.plots.style import line_legend, line_panels, line_styles, picture_title
+from uqbench.plots.style import (
+    line_legend,
+    line_panels,
+    line_styles,
+    log_ticks,
+    number_text,
+    picture_title,
+)
 from uqbench.records import Record
+from uqbench.statistics import LEAST_SEEDS
 
 if TYPE_CHECKING:
     from uqbench.results import Results
@@ -36,8 +49,10 @@ _FLOOR = 1e-12
 _LOG_FROM = 30
 """The axis of NLL is logarithmic if all are positive, the largest so many times the smallest."""
 _MARGIN, _REACH, _LEAST_REACH = 0.06, 0.6, 0.05
-"""Room above and below, a share of what is drawn; how far levels and bands extend an axis, as a
-share of the range of the points, and the least of that."""
+"""Room above and below, a share of what is drawn; how far levels, and then bands and thin lines,
+extend an axis, as a share of the range of the means, and the least of that."""
+_REFERENCE, _REFERENCE_REACH = "ntk_gp", 4
+"""The level that methods converge to, and its own reach."""
 _TICKS_APART = 0.09
 """A share of the axis of the setting."""
 
@@ -67,7 +82,9 @@ def figure(results: Results, problem: str | None = None, seed: int | None = None
 
     picture, (left, *right) = line_panels(columns=2 if sev else 1, sharex=True)
     drawn = _joined(nll)
-    _limit(left, drawn, _logarithmic(drawn), [_nll(row).mean for row in levels])
+    nlls = [_nll(row).mean for row in levels if row.method != _REFERENCE]
+    references = [_nll(row).mean for row in levels if row.method == _REFERENCE]
+    _limit(left, drawn, _logarithmic(drawn), nlls, references)
     left.set_ylabel("NLL")
     for axes in right:
         _limit(axes, _joined(sev), log=True)
@@ -91,8 +108,12 @@ def figure(results: Results, problem: str | None = None, seed: int | None = None
         listed.append((line, row.label, remark if row.seeds else row.status))
     for axes in (left, *right):
         _scale_setting(axes, series)
-    has_bands = any(point.low < point.high for point in (*drawn, *_joined(sev)))
-    picture_title(picture, board_title(board, seeds, *["bands: 95%"] * has_bands))
+    everything = (*drawn, *_joined(sev))
+    shown = {
+        "bands: 95%": any(point.low < point.high for point in everything),
+        "thin: each seed": len(board.seeds) > 1 and any(_seed_lines(everything)),
+    }
+    picture_title(picture, board_title(board, seeds, *[text for text in shown if shown[text]]))
     line_legend(picture, listed)
     return picture
 
@@ -105,7 +126,7 @@ def _nll_points(board: Board, series: Sequence[Series]) -> _Points:
     found = {}
     for one in series:
         values = {value: _nll(row).defined for value, row in one.rows.items()}
-        found[one.method] = points(values, len(board.seeds))
+        found[one.method] = _points(values, len(board.seeds))
     if all(len(of_method) < 2 for of_method in found.values()):
         lacking = "; ".join(f"{one.method}: {_remark(one, found[one.method])}" for one in series)
         raise UsageError(
@@ -114,7 +135,7 @@ def _nll_points(board: Board, series: Sequence[Series]) -> _Points:
     if not _logarithmic(_joined(found)):
         return found
     return {
-        method: [point._replace(low=point.mean, high=point.mean) for point in of_method]
+        method: [_without_interval(point) for point in of_method]
         for method, of_method in found.items()
     }
 
@@ -122,7 +143,7 @@ def _nll_points(board: Board, series: Sequence[Series]) -> _Points:
 def _sev_points(results: Results, board: Board, series: Sequence[Series]) -> _Points:
     """Empty if there is nothing to compare with: a regression's ``ntk_gp`` with one setting."""
     finished: dict[tuple[str, str], list[Record]] = {}
-    for record in records_of(results, board):
+    for record in sorted(records_of(results, board), key=lambda record: record.identity.seed):
         if record.status == "ok":
             finished.setdefault(row_key(record.identity), []).append(record)
     processes = [records for (method, _), records in finished.items() if method == "ntk_gp"]
@@ -140,8 +161,20 @@ def _sev_points(results: Results, board: Board, series: Sequence[Series]) -> _Po
             for value, row in one.rows.items()
         }
         shown = {value: np.maximum(sevs, _FLOOR) for value, sevs in values.items()}
-        found[one.method] = points(shown, len(board.seeds), geometric=True)
+        found[one.method] = _points(shown, len(board.seeds), geometric=True)
     return found if any(found.values()) else {}
+
+
+def _points(
+    values: Mapping[float, Sequence[float]], seeds: int, *, geometric: bool = False
+) -> list[Point]:
+    """Return the points of :func:`points`, without an interval where the seeds are too few."""
+    found = points(values, seeds, geometric=geometric)
+    return found if seeds >= LEAST_SEEDS else [_without_interval(point) for point in found]
+
+
+def _without_interval(point: Point) -> Point:
+    return point._replace(low=point.mean, high=point.mean)
 
 
 def _variance(results: Results, record: Record) -> np.ndarray:
@@ -163,8 +196,12 @@ def _nll(row: Row) -> Statistic:
 
 def _draw(axes: Axes, points: Sequence[Point], style: Mapping[str, str], label: str) -> Line2D:
     finite = [point for point in points if math.isfinite(point.value)]
-    x, y, low, high, _ = np.array(finite).reshape(-1, 5).T
+    ends = [point[:4] for point in finite]
+    x, y, low, high = np.array(ends).reshape(-1, 4).T
     axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    for numbers in zip(*_seed_lines(finite), strict=True):
+        places = [point.value for point in finite if point.whole]
+        axes.plot(places, numbers, color=style["color"], lw=0.6, alpha=0.5)
     (line,) = axes.plot(x, y, **style, lw=1.5, marker="o", markersize=4, label=label)
     missing = [(point.value, point.mean) for point in finite if not point.whole]
     look = {"linestyle": "none", "marker": "o", "markersize": 4, "markerfacecolor": "white"}
@@ -184,44 +221,61 @@ def _draw(axes: Axes, points: Sequence[Point], style: Mapping[str, str], label: 
     return line
 
 
+def _seed_lines(points: Sequence[Point]) -> list[tuple[float, ...]]:
+    """Return the numbers to draw seed by seed at each value of the setting that has all seeds."""
+    return [
+        point.numbers for point in points if point.whole and 1 < len(point.numbers) < LEAST_SEEDS
+    ]
+
+
 def _remark(series: Series, points: Sequence[Point]) -> str:
     """Say the last NLL, and at which values there is none or seeds are missing."""
     parts = []
     if points:
         last = points[-1]
-        parts.append(f"NLL {format_mean_std(last.mean)[0]} at {_text(last.value)}")
+        parts.append(f"NLL {format_mean_std(last.mean)[0]} at {number_text(last.value)}")
     drawn = {point.value: point for point in points}
     for value, row in series.rows.items():
         if value not in drawn:
             why = f"NLL {format_mean_std(_nll(row).mean)[0]}" if row.seeds else row.status
-            parts.append(f"none at {_text(value)} ({why})")
+            parts.append(f"none at {number_text(value)} ({why})")
         elif not drawn[value].whole:
-            parts.append(f"seeds missing at {_text(value)}")
+            parts.append(f"seeds missing at {number_text(value)}")
     return ", ".join(parts)
 
 
-def _text(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:.6g}".replace("e+0", "e").replace("e-0", "e-")
-
-
-def _limit(axes: Axes, points: Sequence[Point], log: bool, levels: Sequence[float] = ()) -> None:
+def _limit(
+    axes: Axes,
+    points: Sequence[Point],
+    log: bool,
+    levels: Sequence[float] = (),
+    references: Sequence[float] = (),
+) -> None:
     """Set the scale and limits of an axis that suit the points.
 
-    Levels, and the points' bands, may extend it, but not so far that the points look alike.
+    Levels, references, bands and seeds may extend it, but not so far that the points look alike.
     """
 
     def coordinates(values: Iterable[float]) -> np.ndarray:
         known = np.array([one for one in values if math.isfinite(one)])
         return np.log(np.maximum(known, np.finfo(float).tiny)) if log else known
 
-    inner = coordinates([point.mean for point in points])
-    reach = max(_REACH * np.ptp(inner), _LEAST_REACH)
-    least, most = inner.min() - reach, inner.max() + reach
-    bands = coordinates([end for point in points for end in (point.low, point.high)])
-    outer = coordinates(levels)
-    shown = [*inner, *bands.clip(least, most), *outer[(outer >= least) & (outer <= most)]]
+    def reached(values: np.ndarray, share: float) -> tuple[float, float]:
+        reach = max(share * np.ptp(values), _LEAST_REACH)
+        return values.min() - reach, values.max() + reach
+
+    means = coordinates([point.mean for point in points])
+    shown = list(means)
+    for values, share in (levels, _REACH), (references, _REFERENCE_REACH):
+        low, high = reached(means, share)
+        shown += [one for one in coordinates(values) if low <= one <= high]
+    bands = [(point.low, point.high) for point in points]
+    ends = coordinates(itertools.chain(*bands, *_seed_lines(points)))
+    shown += list(ends.clip(*reached(np.array(shown), _REACH)))
     axes.set_yscale("log" if log else "linear")
     axes.set_ylim(_with_margin(min(shown), max(shown), log))
+    if log:
+        log_ticks(axes.yaxis)
 
 
 def _with_margin(low: float, high: float, log: bool) -> np.ndarray:
@@ -250,6 +304,6 @@ def _scale_setting(axes: Axes, series: Sequence[Series]) -> None:
             ticks.append(position)
     axes.set(xscale="log" if log else "linear", xlabel=series[0].setting)
     shown = [values[tick] for tick in ticks]
-    axes.set_xticks(shown, labels=map(_text, shown))
+    axes.set_xticks(shown, labels=map(number_text, shown))
     axes.set_xlim(_with_margin(places[0], places[-1], log))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -21,7 +21,7 @@ AGAIN = "Run a method again with another value into the same folder, like --set 
 class Point(NamedTuple):
     """A mean over seeds and its 95% interval, which for one seed is the mean itself.
 
-    whole: whether no seed is missing.
+    whole: whether no seed is missing. numbers: one per seed.
     """
 
     value: float
@@ -29,6 +29,7 @@ class Point(NamedTuple):
     low: float
     high: float
     whole: bool
+    numbers: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def points(
         if len(numbers) and np.isfinite(numbers).all():
             ends = _interval(np.log(numbers) if geometric else numbers)
             ends = np.exp(ends) if geometric else ends
-            found.append(Point(value, *map(float, ends), len(numbers) == seeds))
+            whole = len(numbers) == seeds
+            found.append(Point(value, *map(float, ends), whole, tuple(map(float, numbers))))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The look that pictures share: colours, panels, lines, titles, and what is said of gaps."""
+"""The look that pictures share: colours, panels, lines, ticks, titles, and what is said of gaps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -27,6 +29,15 @@ _PANEL_INCHES = (3.2, 2.5)
 _TITLE_CHARACTERS, _CHARACTERS_PER_INCH = 38, 9
 _LINES_INCHES, _MORE_LINES_INCHES = (7.6, 4.4), (3.8, 2.6)
 _LINES_TITLE_CHARACTERS, _LEGEND_CHARACTERS, _LEGEND_LINE_INCHES = 45, 34, 0.15
+
+_MULTIPLES = ((1,), (3,), (2, 5), (1.5, 4, 7))
+"""Of the units of a logarithmic axis, until it has enough ticks."""
+_STEPS = (1, 2, 2.5, 5, 10)
+_ENOUGH_TICKS, _LEAST_TICKS, _TICKS_APART = 4, 3, 0.13
+"""The last is a share of the axis."""
+_WIDE, _PLAIN = 2, (1e-3, 1e5)
+"""Decades from which on an axis may have powers of ten; what is a plain number on any axis."""
+_MINUTE, _HOUR = 60, 3600
 
 
 def line_styles() -> Iterator[dict[str, str]]:
@@ -119,6 +130,55 @@ def line_title(axes: Axes, title: str) -> None:
     """Put a picture's title above one of its panels, which is narrower than the picture."""
     wrapped = textwrap.fill(title, _LINES_TITLE_CHARACTERS)
     axes.set_title(wrapped, fontsize="large", parse_math=False)
+
+
+def log_ticks(axis: Axis, *, seconds: bool = False) -> None:
+    """Give a logarithmic axis, whose limits are final, ticks that can be read on any range.
+
+    At least three, as far as there are round numbers: plain ones up to two decades, powers of ten
+    beyond. seconds: durations like 0.5 s, 2 min and 1 h.
+    """
+    low, high = sorted(axis.axes.get_xlim() if axis.axis_name == "x" else axis.axes.get_ylim())
+    span = math.log(high / low)
+    exponents = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    units = [10.0**exponent for exponent in exponents]
+    if seconds:
+        longer = [unit * 10**power for unit in (_MINUTE, _HOUR) for power in (0, 1)]
+        units = [unit for unit in units if unit < _MINUTE] + longer
+    ticks: list[float] = []
+    for multiples in _MULTIPLES:
+        if len(ticks) >= _ENOUGH_TICKS:
+            break
+        for tick in sorted(multiple * unit for unit in units for multiple in multiples):
+            has_room = all(abs(math.log(tick / one)) >= _TICKS_APART * span for one in ticks)
+            if low <= tick <= high and has_room:
+                ticks.append(tick)
+    if len(ticks) < _LEAST_TICKS:
+        locator = MaxNLocator(_ENOUGH_TICKS + 1, steps=_STEPS, min_n_ticks=_LEAST_TICKS)
+        even = locator.tick_values(low, high)
+        ticks = [tick for tick in even if low <= tick <= high]
+    plain = span < _WIDE * math.log(10) or (_PLAIN[0] <= low and high < _PLAIN[1])
+    text = _duration if seconds else number_text if plain else _power
+    axis.set_ticks(ticks, labels=map(text, ticks))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def number_text(value: float) -> str:
+    """Return a number as an axis shows it: at most six digits, ``1e6`` for a million."""
+    return "∞" if math.isinf(value) else f"{value:.6g}".replace("e+0", "e").replace("e-0", "e-")
+
+
+def _power(value: float) -> str:
+    exponent = math.log10(value)
+    whole = round(exponent)
+    return f"$10^{{{whole}}}$" if math.isclose(exponent, whole) else number_text(value)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in ("h", _HOUR), ("min", _MINUTE), ("s", 0.1):
+        if seconds >= size:
+            return f"{number_text(seconds / (1 if unit == 's' else size))} {unit}"
+    return f"{number_text(1000 * seconds)} ms"
 
 
 def draw_lines(

@@ -1,6 +1,7 @@
 """VMSP of ID correct, ID incorrect and OoD points, three violins per method: Figure 3 of the paper.
 
-The axis is linear, as the paper's. A violin is a Gaussian kernel density with Scott's bandwidth
+The axis is linear, as the paper's; a method whose VMSP is far smaller than another's is a flat line
+on it, and wants a logarithmic one. A violin is a Gaussian kernel density with Scott's bandwidth
 between the group's smallest and largest value, its median a line; all are equally wide at their
 widest, whatever the number of points. On a logarithmic axis the density is that of log10 VMSP.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ from matplotlib.patches import Patch
 
 from uqbench.errors import UsageError
 from uqbench.plots.selection import choose_ood, classifications
-from uqbench.plots.style import BLUE, GREEN, VERMILLION, picture_title
+from uqbench.plots.style import BLUE, GREEN, VERMILLION, log_ticks, picture_title
 from uqbench.saved_predictions import SavedPredictions
 from uqbench.vmsp_values import VMSPGroups
 
@@ -39,6 +40,8 @@ _WIDTH = 0.26
 _POINTS = 400
 _FLOOR = 1e-20
 """A logarithmic axis shows smaller values, and zeros, here."""
+_FLAT = 1e-2
+"""Of another method's largest median: one that is lower, with all its violins, looks flat."""
 
 _METHODS_IN_ROW = 7
 _METHOD_INCHES, _LEAST_INCHES, _ROW_INCHES = 1.2, 5.0, 3.2
@@ -52,11 +55,12 @@ def figure(
     seed: int | None = None,
     *,
     ood: str | None = None,
-    log: bool = False,
+    log: bool | Literal["auto"] = False,
 ) -> Figure:
     """Return the violins of every method on one problem with one seed, BASE last.
 
-    ood: the OoD set; default: the only one (none: two violins per method). log: logarithmic axis.
+    ood: the OoD set; default: the only one (none: two violins per method). log: logarithmic axis;
+    "auto": where the largest medians of two methods differ by more than two powers of ten.
     What has no VMSP is named below. Raises UsageError if nothing has, or on a choice that is not
     there, DataError if the predictions of a finished cell are not there.
     """
@@ -74,6 +78,8 @@ def figure(
             values[entry.label] = _groups(predictions, ood)
     if not values:
         raise UsageError(f"{chosen.board.problem}: nothing has VMSP: {'; '.join(notes)}")
+    if log == "auto":
+        log = _has_flat(values)
     parts = [] if ood is None else [f"OoD {ood}"]
     return picture(values, chosen.title(*parts), log=log, notes=notes)
 
@@ -108,6 +114,7 @@ def picture(
         )
     if log:
         grid[0].set_yscale("log")
+        log_ticks(grid[0].yaxis)
     if notes:
         text = f"Not shown: {'; '.join(notes)}"
         wrapped = textwrap.fill(text, int((width - 1) * _NOTE_CHARACTERS_PER_INCH))
@@ -127,6 +134,15 @@ def _groups(predictions: SavedPredictions, ood: str | None) -> VMSPGroups:
     correct = test.predicted == predictions.targets
     outside = None if ood is None else predictions.ood[ood].vmsp
     return VMSPGroups(test.vmsp[correct], test.vmsp[~correct], outside)
+
+
+def _has_flat(values: Mapping[str, VMSPGroups]) -> bool:
+    medians = [
+        max(np.median(group) for group in one.groups.values() if group.size)
+        for one in values.values()
+    ]
+    known = [median for median in medians if median > 0]  # zeros are flat on any axis
+    return bool(known) and min(known) < _FLAT * max(known)
 
 
 def _draw(

@@ -14,18 +14,14 @@ const look = {
   autoWidth: false,
   order: [],
   language: { search: "Filter" },
-  layout: { topStart: "search", topEnd: null, bottomStart: null, bottomEnd: null },
 };
-// A table is made ready shortly before it is seen: many at once would delay the page.
-const seen = new IntersectionObserver(
-  (entries) => {
-    for (const { isIntersecting, target } of entries) {
-      if (!isIntersecting) continue;
-      seen.unobserve(target);
-      new ITable(target, look);
-    }
-    document.documentElement.dataset.ready ??= Math.round(performance.now());
-  },
-  { rootMargin: "1000px" },
-);
-for (const table of document.querySelectorAll("table.board, table.ranks")) seen.observe(table);
+const layout = { topStart: null, topEnd: null, bottomStart: null, bottomEnd: null };
+const filtered = { ...layout, topStart: "search" };
+const FILTERED_ROWS = 8; // fewer are seen at a glance
+// One table after the other, and the page in between: all at once would delay it.
+for (const table of document.querySelectorAll("table.board, table.ranks")) {
+  const isLong = table.tBodies[0].rows.length >= FILTERED_ROWS;
+  new ITable(table, { ...look, layout: isLong ? filtered : layout });
+  document.documentElement.dataset.ready ??= Math.round(performance.now());
+  await new Promise((done) => setTimeout(done));
+}
