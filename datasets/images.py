@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from uqbench.datasets.arrays import Images, Shape
+from uqbench.datasets.downloads import failed_download
 from uqbench.datasets.root import fetch_command
 from uqbench.errors import DataError
 
@@ -183,11 +184,7 @@ def _download(expected: ImageSet, folder: Path) -> None:
             with contextlib.redirect_stdout(sys.stderr):
                 _open(expected, part, folder, download=True)
         except Exception as error:  # of urllib, of the archives, of torchvision's checks
-            reason = (str(error).strip().splitlines() or [""])[0]
-            raise DataError(
-                f"{expected.reader}: download failed ({type(error).__name__}: {reason[:160]}); "
-                "check the network connection and run the command again"
-            ) from None
+            raise failed_download(expected.reader, error) from None
 
 
 def _open(expected: ImageSet, part: Part, folder: Path, download: bool) -> Dataset:

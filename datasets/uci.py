@@ -20,6 +20,7 @@ import pandas as pd
 
 from uqbench.datasets.arrays import Table
 from uqbench.datasets.delimited import exact_floats
+from uqbench.datasets.downloads import failed_download
 from uqbench.datasets.root import fetch_command
 from uqbench.datasets.tables import read_numeric_csv
 from uqbench.errors import DataError, UsageError
@@ -269,11 +270,7 @@ def download_bytes(url: str) -> bytes:
                 url, known_hash=None, fname="download", path=folder, downloader=downloader
             )
         except (OSError, ValueError) as error:  # requests' errors are OSErrors
-            reason = (str(error).strip().splitlines() or [""])[0]
-            raise DataError(
-                f"{url}: download failed ({type(error).__name__}: {reason[:160]}); check the "
-                "network connection and run the command again"
-            ) from None
+            raise failed_download(url, error) from None
         return Path(file).read_bytes()
 
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from uqbench.datasets.downloads import failed_download
 from uqbench.datasets.root import fetch_command
 from uqbench.errors import DataError
 
@@ -133,11 +134,7 @@ def _download(known: Known, folder: Path) -> None:
             model_dir=folder, file_name=known.file, check_hash=True, progress=False
         )
     except Exception as error:  # of urllib, and of the check of the content
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise DataError(
-            f"{known.source}: download failed ({type(error).__name__}: {reason[:160]}); check the "
-            "network connection and run the command again"
-        ) from None
+        raise failed_download(known.source, error) from None
 
 
 @lru_cache(maxsize=8)

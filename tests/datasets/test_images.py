@@ -261,13 +261,13 @@ class TestFetch:
 
     def test_a_failed_download_is_one_line(self, tmp_path, monkeypatch):
         def offline(*arguments, **settings):
-            raise OSError("no route to host\nsecond line")
+            raise OSError("the disc is full\nsecond line")
 
         monkeypatch.setattr(torchvision.datasets, "KMNIST", offline)
         with pytest.raises(DataError) as caught:
             images.fetch("kmnist", tmp_path)
         assert str(caught.value) == (
-            "KMNIST: download failed (OSError: no route to host); check the network connection and "
+            "KMNIST: download failed (OSError: the disc is full); check the network connection and "
             "run the command again"
         )
         assert list(tmp_path.iterdir()) == []

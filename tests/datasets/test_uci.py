@@ -308,16 +308,15 @@ class TestDownload:
     def test_a_missing_page_is_one_clear_line(self, server):
         with pytest.raises(DataError) as caught:
             uci.download_bytes(f"{server}/missing.zip")
-        assert str(caught.value).startswith(
-            f"{server}/missing.zip: download failed (HTTPError: 404"
+        assert str(caught.value) == (
+            f"{server}/missing.zip: 127.0.0.1 answered 404 Not Found; run the command again later"
         )
-        assert "\n" not in str(caught.value)
 
     def test_a_server_that_does_not_answer_is_one_clear_line(self, monkeypatch):
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         with pytest.raises(DataError) as caught:
             uci.download_bytes("http://127.0.0.1:9/x.zip")
-        text = str(caught.value)
-        assert text.startswith("http://127.0.0.1:9/x.zip: download failed (ConnectionError: ")
-        assert text.endswith("check the network connection and run the command again")
-        assert "\n" not in text
+        assert str(caught.value) == (
+            "http://127.0.0.1:9/x.zip: could not reach 127.0.0.1 (connection refused); check the "
+            "network connection and run the command again"
+        )
