@@ -239,7 +239,7 @@ def _show_results(execution: Execution) -> None:
 @click.argument("what", metavar="|".join(_LISTS), type=click.Choice(_LISTS))
 @_plugin_option
 def list_(what: str, plugins: tuple[str, ...]) -> None:
-    """List the names of methods, problems, suites or metrics."""
+    """List methods, problems, suites or metrics."""
     listing = {
         "methods": lambda: _methods(plugins),
         "problems": _problems,
@@ -251,10 +251,10 @@ def list_(what: str, plugins: tuple[str, ...]) -> None:
 
 
 def _methods(plugins: tuple[str, ...]) -> Iterator[str]:
-    from uqbench.registry import load_plugins, method_names
+    from uqbench.registry import load_plugins, method_names, method_title
 
     load_plugins(plugins)
-    yield from method_names()
+    yield from _columns((name, method_title(name)) for name in method_names())
 
 
 def _problems() -> Iterator[str]:

@@ -5,6 +5,7 @@ Names are listed without importing anything; one lookup imports one module.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import re
@@ -15,11 +16,13 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from uqbench.errors import UQBenchError, UsageError
+from uqbench.formatting import printable
 from uqbench.method import Method
 from uqbench.suggestions import did_you_mean
 
@@ -52,6 +55,27 @@ _plugins: dict[str, _Plugin] = {}
 def method_names() -> list[str]:
     """Names of all methods that are installed or loaded from plug-ins; imports none of them."""
     return sorted({*_installed(), *_plugins})
+
+
+def method_title(name: str) -> str:
+    """Return the first line of the docstring of a method's file; "" if there is none.
+
+    Of a file with several methods, that of the class. It is read without importing the file: all of
+    them, just to list them, would take seconds.
+    """
+    check_method_name(name)
+    if name in _plugins:
+        path, attribute = _plugins[name].path, _plugins[name].method.__name__
+        several = sum(plugin.path == path for plugin in _plugins.values()) > 1
+    else:
+        entry = _installed()[name]
+        attribute = entry.attr
+        several = sum(one.module == entry.module for one in _installed().values()) > 1
+        try:
+            path = Path(find_spec(entry.module).origin)  # imports the package around the file
+        except (Exception, SystemExit):  # of that package; who uses the method is told
+            return ""
+    return _title(path, attribute, several)
 
 
 def check_method_name(name: str) -> None:
@@ -132,6 +156,18 @@ def load_plugins(paths: Iterable[str | Path]) -> None:
     """
     for path in map(Path, paths):
         _load_plugin(path.expanduser().resolve())
+
+
+def _title(path: Path, class_name: str, several: bool) -> str:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    classes = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == class_name]
+    of_file, *of_class = (ast.get_docstring(one) or "" for one in (tree, *classes))
+    of_class = next(iter(of_class), "")
+    text = of_class or of_file if several else of_file or of_class
+    return printable(text.partition("\n")[0])
 
 
 def _validated(name: str, method: type[Method], layers: tuple[Mapping[str, Any], ...]) -> Method:

@@ -55,7 +55,8 @@ def test_methods_are_listed_with_plugins(cli):
 
 
 @pytest.mark.parametrize(
-    ("what", "name"), [("problems", "uci/energy"), ("suites", "starter"), ("metrics", "rmse")]
+    ("what", "name"),
+    [("methods", "swag"), ("problems", "uci/energy"), ("suites", "starter"), ("metrics", "rmse")],
 )
 def test_names_are_listed_one_a_line_with_a_description(cli, what, name):
     result = cli("list", what)

@@ -1,4 +1,5 @@
 import hashlib
+import inspect
 import os
 import pickle
 import subprocess
@@ -9,7 +10,14 @@ import pytest
 
 from uqbench import registry
 from uqbench.errors import UsageError
-from uqbench.registry import Settings, build_method, find_method, load_plugins, method_names
+from uqbench.registry import (
+    Settings,
+    build_method,
+    find_method,
+    load_plugins,
+    method_names,
+    method_title,
+)
 
 HEADER = """
 from __future__ import annotations
@@ -84,6 +92,40 @@ def test_listing_names_imports_no_method_and_no_torch():
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_listing_titles_imports_no_torch():
+    code = (
+        "import sys; from uqbench.registry import method_names, method_title; "
+        "assert all(map(method_title, method_names())); "
+        "heavy = {'torch', 'numpy', 'pydantic', 'pandas', 'rich'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_title_is_the_first_line_of_the_file_or_of_one_of_its_several_classes():
+    of_file = inspect.getdoc(inspect.getmodule(find_method("nuqls")))
+    assert method_title("nuqls") == of_file.splitlines()[0]
+    for name in ("lla", "lla_last"):
+        assert method_title(name) == inspect.getdoc(find_method(name)).splitlines()[0]
+
+
+def test_a_plugin_has_a_title_if_it_has_a_docstring(plugin):
+    documented = 'class Named(Method):\n    """Knows\\tall.\n\n    More."""\n'
+    path = plugin(GOOD.replace("class Named(Method):\n", documented))
+    load_plugins([path])
+    assert method_title("another_name") == "Knows all."
+    assert method_title("my_nuqls2") == ""
+    only = "@dataclass(frozen=True)\nclass Only(Method):\n    def fit(self, *given): ...\n"
+    load_plugins([plugin(f'"""What it is."""\n{HEADER}{only}', "only.py")])
+    assert method_title("only") == "What it is."
+
+
+@pytest.mark.parametrize("value", ["nowhere.inside:A", "nowhere:A", "math:sin"])
+def test_a_method_whose_file_tells_nothing_has_no_title(monkeypatch, value):
+    entry_points(monkeypatch, ("broken", value))
+    assert method_title("broken") == ""
 
 
 def test_a_plugin_registers_its_methods_by_class_variable_or_snake_case(plugin):
