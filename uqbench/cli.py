@@ -393,7 +393,8 @@ def leaderboard(
 ) -> None:
     """Aggregate the records of one or more runs, and show who is best.
 
-    With --verify, the exit status is 0 if all is well, 1 if not, with one line for each fault.
+    With --verify, the exit status is 0 if all is well, 1 if not, with one line for each kind of
+    fault in a file.
     """
     if verify is not None:
         _verify(
@@ -428,13 +429,15 @@ def _verify(folder: str, unfit: Sequence[str]) -> None:
     """Report on published leaderboards, and exit."""
     if unfit:
         raise click.UsageError(f"{unfit[0]}: not together with --verify")
-    from uqbench.verification import summary, verify
+    from uqbench.formatting import counted
+    from uqbench.verification import report, summary, verify
 
     faults = verify(folder)
-    for fault in faults:
-        click.echo(fault)
-    if not faults:
-        click.echo(summary(folder))
+    for line in report(faults):
+        click.echo(line)
+    files = len({fault.file for fault in faults})
+    total = f"{folder}: {counted(len(faults), 'fault')} in {counted(files, 'file')}"
+    click.echo(total if faults else summary(folder))
     sys.exit(1 if faults else 0)
 
 

@@ -28,8 +28,8 @@ BOARD_COLUMNS = (
     "who",
     "method_source",
 )
-"""``evaluator``: the metrics' version; ``who``: whose rows they are, several with a +;
-``method_source``: whose code the method is, several with a ;, blank if nobody knows."""
+"""``evaluator``: the metrics' version; ``who``: whose rows they are, several with a + in the order
+in which they started; ``method_source``: whose code the method is, blank if no row says."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,20 @@ def board_definitions(folder: Path) -> dict[str, BoardDefinition]:
 def board_csv(definition: BoardDefinition, submissions: Sequence[Submission]) -> str:
     """Return the board's CSV: problems in the board's order, then as :func:`uqbench.boards.boards`.
 
-    A cell that two submissions hold counts once. Raises UQBenchError where rows of one problem
-    cannot be compared.
+    Of a cell that several submissions hold, the row that started first counts, with its costs; of
+    rows that started together, that of the first sender in alphabetical order. ``who`` names all.
+    Raises UQBenchError where rows of one problem cannot be compared.
     """
     order = {name: position for position, name in enumerate(definition.problems)}
     senders: dict[tuple[str, str, str], dict[str, None]] = {}
-    sources: dict[tuple[str, str, str], dict[str, None]] = {}
+    sources: dict[tuple[str, str, str], str] = {}
     records = {}
-    for submission in sorted(submissions, key=lambda one: one.name):
-        for row in submission.rows:
-            records.setdefault(row.key, row.record)
-            shown = row.problem, row.method, compact_json(row.settings)
-            senders.setdefault(shown, {})[submission.who] = None
-            sources.setdefault(shown, {})[row.method_source] = None
+    rows = [(row.started_at, one.who, row) for one in submissions for row in one.rows]
+    for _, who, row in sorted(rows, key=lambda each: each[:2]):
+        records.setdefault(row.key, row.record)
+        shown = row.problem, row.method, compact_json(row.settings)
+        senders.setdefault(shown, {})[who] = None
+        sources[shown] = sources.get(shown) or row.method_source
     ordered = sorted(
         records.values(),
         key=lambda record: (
@@ -116,7 +117,7 @@ def board_csv(definition: BoardDefinition, submissions: Sequence[Submission]) ->
         origin = {
             "evaluator": versions[line["problem"]],
             "who": "+".join(senders[shown]),
-            "method_source": "; ".join(filter(None, sources[shown])),
+            "method_source": sources[shown],
         }
         writer.writerow(line | numbers | origin)
     return text.getvalue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,17 @@ from uqbench.submissions import (
     row_of,
 )
 from uqbench.suggestions import did_you_mean
-from uqbench.verification import SUBMISSIONS, read_folder, submission_faults
+from uqbench.verification import (
+    SUBMISSIONS,
+    Folder,
+    read_folder,
+    report,
+    spelling_faults,
+    submission_faults,
+)
+
+MOST_LINES = 5
+"""Of a refusal."""
 
 
 @dataclass(frozen=True)
@@ -54,31 +64,35 @@ def publish(
     who: whose they are (default: the name of the user's account). methods: which (default: all).
     A submission of the same name is replaced. Raises :class:`UsageError`, and writes nothing, if
     anything could not be verified: a quick run, cells that are missing or without a result, changes
-    that were not committed, numbers that contradict what others published.
+    that were not committed, numbers that contradict what others published. The error has a line for
+    each reason.
     """
     who = _sender(who)
     folder = Path(to)
     found = read_folder(folder)
     records = _chosen(Results.load(runs).records, methods)
     new: dict[str, Submission] = {}
+    reasons: list[_Reason] = []
     for board, definition in found.definitions.items():
-        on_board = [
-            record
-            for record in records
-            if record.identity.suite == definition.suite
-            and record.identity.problem in definition.problems
-        ]
-        for method in dict.fromkeys(record.identity.method for record in on_board):
+        on_board = [r for r in records if r.identity.problem in definition.problems]
+        of_suite = [r for r in on_board if r.identity.suite == definition.suite]
+        for method in dict.fromkeys(record.identity.method for record in of_suite):
             own = [record for record in on_board if record.identity.method == method]
             submission = _submission(board, definition, method, who, own)
-            new[submission.name] = submission
-    if not new:
-        suites = sorted({definition.suite for definition in found.definitions.values()})
-        raise UsageError(
-            "nothing to publish: no board has these problems. There are boards of problems of "
-            f"{counted(len(suites), 'suite')}: {', '.join(suites)}."
-        )
-    boards = _boards(found.definitions, found.submissions, found.faults, new)
+            if isinstance(submission, Submission):
+                new[submission.name] = submission
+            else:
+                reasons += submission
+    if not new and not reasons:
+        raise UsageError(f"nothing to publish: {_no_board(records, found.definitions)}")
+    faults = _faults(found, new)
+    if reasons or faults:
+        raise UsageError("\n".join(_refusals(reasons, faults)))
+    boards = {}
+    for board in dict.fromkeys(one.board for one in new.values()):
+        beside = [one for one in found.of_board(board) if one.name not in new]
+        mine = [one for one in new.values() if one.board == board]
+        boards[board] = board_csv(found.definitions[board], [*beside, *mine])
     return _written(folder, new, boards)
 
 
@@ -111,36 +125,75 @@ def _counts(record: Record) -> bool:
     return not record.identity.quick and record.identity.evaluator == EVALUATOR_VERSION
 
 
+def _no_board(records: Sequence[Record], definitions: Mapping[str, BoardDefinition]) -> str:
+    """Say why no cell is on a board: another suite's problem of that name is, or none."""
+    for record in records:
+        problem, suite = record.identity.problem, record.identity.suite
+        for board, definition in definitions.items():
+            if problem in definition.problems:
+                return (
+                    f"the run has {problem} of suite {printable(suite)}; board {board} wants suite "
+                    f"{definition.suite} (--suite {definition.suite})."
+                )
+    suites = sorted({definition.suite for definition in definitions.values()})
+    return (
+        "no board has these problems. There are boards of problems of "
+        f"{counted(len(suites), 'suite')}: {', '.join(suites)}."
+    )
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """Why a method is not published. cell: the one at fault, empty if no cell is.
+
+    what: ``METHODS`` stands for all methods of which the same is true.
+    """
+
+    board: str
+    method: str
+    cell: str
+    what: str
+
+
 def _submission(
     board: str, definition: BoardDefinition, method: str, who: str, records: Sequence[Record]
-) -> Submission:
+) -> Submission | list[_Reason]:
     order = {problem: position for position, problem in enumerate(definition.problems)}
+    of_suite = [record for record in records if record.identity.suite == definition.suite]
     rows: list[Row] = []
+    reasons: list[_Reason] = []
     environments: dict[str, Environment] = {}
     seen: dict[tuple[str, int], Record] = {}
-    for record in sorted(records, key=lambda r: (order[r.identity.problem], r.identity.seed)):
+    for record in sorted(of_suite, key=lambda r: (order[r.identity.problem], r.identity.seed)):
         identity = record.identity
         if identity.seed >= definition.seeds_of(identity.problem):
             continue
-        cell = f"{printable(method)}: {identity.problem} seed {identity.seed}"
-        if record.status not in ("ok", "skipped"):
-            raise _refusal(
-                board, f"{cell}: has no result ({record.status}); run it again with --rerun failed"
+        cell = f"{identity.problem} seed {identity.seed}"
+        if seen.setdefault((identity.problem, identity.seed), record) is not record:
+            what = (
+                "there are two results, with different settings or data; name a run with one of "
+                "them only"
             )
+            reasons.append(_Reason(board, method, cell, what))
+            continue
+        if record.status not in ("ok", "skipped"):
+            what = f"has no result ({record.status}); run it again with --rerun failed"
+            reasons.append(_Reason(board, method, cell, what))
+            continue
         try:
             row = row_of(record)
         except ValidationError as error:
-            field, what = next(complaints(error))
-            raise _refusal(board, f"{cell}: {field} {what}") from None
-        if seen.setdefault((identity.problem, identity.seed), record) is not record:
-            raise _refusal(
-                board,
-                f"{cell}: there are two results, with different settings or data; name a run with "
-                "one of them only",
-            )
+            found = dict(complaints(error))
+            if "commit" in found:  # then nobody knows about changes either
+                found.pop("dirty", None)
+            reasons += [_Reason(board, method, cell, f"{name} {found[name]}") for name in found]
+            continue
         rows.append(row)
         environments[row.environment] = environment_of(record)
-    _require_all(board, definition, method, seen)
+    others = {record.identity.problem: record.identity.suite for record in records}
+    reasons += _missing(board, definition, method, seen, others)
+    if reasons:
+        return reasons
     return Submission(
         schema_version=SUBMISSION_VERSION,
         board=board,
@@ -152,13 +205,17 @@ def _submission(
     )
 
 
-def _require_all(
+def _missing(
     board: str,
     definition: BoardDefinition,
     method: str,
     seen: Mapping[tuple[str, int], Record],
-) -> None:
-    """Raise if cells are missing, with the command that runs them."""
+    suites: Mapping[str, str],
+) -> Iterator[_Reason]:
+    """Yield what the run lacks, if anything, with the command that runs it.
+
+    suites: problem -> a suite of which the run has it.
+    """
     wanted = [
         (problem, seed)
         for problem in definition.problems
@@ -170,47 +227,64 @@ def _require_all(
         more = f" and {counted(len(missing) - 1, 'other cell')}" if len(missing) > 1 else ""
         seeds = definition.seeds_of(problem)
         alike = [other for other in definition.problems if definition.seeds_of(other) == seeds]
-        raise _refusal(
-            board,
-            f"{printable(method)}: the run is incomplete, it lacks {problem} seed {seed}{more}; "
-            f"run 'uqbench run --suite {definition.suite} --problems {','.join(alike)} "
-            f"--methods {method} --seeds {seeds}' into the same folder",
+        suite = suites.get(problem, definition.suite)
+        if suite != definition.suite:
+            more += f" (of suite {definition.suite}; that of suite {printable(suite)} is another)"
+        what = (
+            f"the run is incomplete, it lacks {problem} seed {seed}{more}; run 'uqbench run "
+            f"--suite {definition.suite} --problems {','.join(alike)} --methods METHODS "
+            f"--seeds {seeds}' into the same folder"
         )
+        yield _Reason(board, method, "", what)
 
 
-def _refusal(board: str, reason: str) -> UsageError:
-    return UsageError(f"not published on {board}: {reason}.")
+def _refusals(reasons: Sequence[_Reason], faults: Mapping[str, Sequence[Fault]]) -> list[str]:
+    """Return one line for each reason, at most :data:`MOST_LINES`; the same one is said once."""
+    alike: dict[tuple[str, str], list[_Reason]] = {}
+    for reason in reasons:
+        alike.setdefault((reason.board, reason.what), []).append(reason)
+    lines = []
+    for (board, what), group in alike.items():
+        methods = [printable(method) for method in dict.fromkeys(one.method for one in group)]
+        cell, more = group[0].cell, ""
+        place = f"{methods[0]}: {cell}" if cell else ", ".join(methods)
+        if cell and len(group) > 1:
+            more = f" (and {counted(len(group) - 1, 'more cell')})"
+        text = what.replace("METHODS", ",".join(methods))
+        lines.append(f"not published on {board}: {place}: {text}{more}.")
+    for board, found in faults.items():
+        lines += [f"not published on {board}: {line}." for line in report(found)]
+    if len(lines) > MOST_LINES:
+        rest = counted(len(lines) - MOST_LINES + 1, "more reason")
+        lines[MOST_LINES - 1 :] = [f"And {rest}."]
+    return lines
 
 
-def _boards(
-    definitions: Mapping[str, BoardDefinition],
-    old: Sequence[Submission],
-    old_faults: Sequence[Fault],
-    new: Mapping[str, Submission],
-) -> dict[str, str]:
-    """Return board -> CSV with the new submissions; raise if anything would not verify."""
-    boards = {}
+def _faults(found: Folder, new: Mapping[str, Submission]) -> dict[str, list[Fault]]:
+    """Return board -> what would not verify."""
     replaced = tuple(
         f"{SUBMISSIONS}/{name.removesuffix('.csv')}{suffix}"
         for name in new
         for suffix in (".csv", ENVIRONMENT_SUFFIX)
     )
+    kept = [one for one in found.submissions if one.name not in new]
+    spelling = spelling_faults([*kept, *new.values()])
+    faults = {}
     for board in dict.fromkeys(submission.board for submission in new.values()):
-        beside = [one for one in old if one.board == board and one.name not in new]
+        definition = found.definitions[board]
         mine = [one for one in new.values() if one.board == board]
         # first those that are new, alone: the others are not to blame for them
-        faults = submission_faults(definitions[board], mine)
-        faults += [
+        of_board = submission_faults(definition, mine) or [
             fault
-            for fault in old_faults
+            for fault in found.faults
             if fault.file.startswith(f"{SUBMISSIONS}/{board}/") and fault.file not in replaced
         ]
-        faults = faults or submission_faults(definitions[board], [*beside, *mine])
-        if faults:
-            more = f" (and {counted(len(faults) - 1, 'more fault')})" if len(faults) > 1 else ""
-            raise _refusal(board, f"{faults[0]}{more}")
-        boards[board] = board_csv(definitions[board], [*beside, *mine])
-    return boards
+        beside = [one for one in kept if one.board == board]
+        of_board = of_board or submission_faults(definition, [*beside, *mine])
+        if of_board or spelling:
+            faults[board] = [*spelling, *of_board]
+            spelling = []
+    return faults
 
 
 def _written(folder: Path, new: Mapping[str, Submission], boards: Mapping[str, str]) -> Published:

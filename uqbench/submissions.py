@@ -11,14 +11,17 @@ import hashlib
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from uqbench.formatting import compact_json, printable, shortened
+from uqbench.metrics import METRICS, Metric
 from uqbench.records import Cost, Identity, Outcome, Record
 
 SUBMISSION_VERSION = 2
@@ -29,13 +32,35 @@ _OLDER: dict[int, dict[str, Any]] = {1: {"method_source": ""}}
 ENVIRONMENT_SUFFIX = ".environment.json"
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+
+def _without_markup(value: Any) -> Any:
+    """Return a value as it is; ValueError if a name or text inside could be markup."""
+    if isinstance(value, str) and re.search(r"[<>\x00-\x1f\x7f]", value):
+        raise ValueError(_NO_MARKUP)
+    if isinstance(value, Mapping):
+        _without_markup([*value, *value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            _without_markup(item)
+    return value
+
+
+def _time(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
+
+
+_NO_MARKUP = "names and texts have no <, > and control characters"
+
 # Names are no markup and no path, and no text is a formula of a spreadsheet
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 MethodName = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 Who = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 PlainText = Annotated[
-    str, Field(max_length=300, pattern=r"^([^=+@\x00-\x20\x7f-][^\x00-\x1f\x7f]*)?$")
+    str, Field(max_length=300, pattern=r"^([^=+@<>\x00-\x20\x7f-][^<>\x00-\x1f\x7f]*)?$")
 ]
+NoMarkup = AfterValidator(_without_markup)
+Name = Annotated[str, Field(max_length=300, pattern=r"^[^<>\x00-\x1f\x7f]*$")]
 MethodSource = Annotated[
     str,
     Field(
@@ -63,7 +88,7 @@ class Row(BaseModel):
     status: Literal["ok", "skipped"]
     reason: PlainText
     metrics: dict[str, float]
-    ood: dict[str, dict[str, float]]
+    ood: dict[Name, dict[str, float]]
     map_seconds: float
     fit_seconds: float
     tune_seconds: float
@@ -75,18 +100,18 @@ class Row(BaseModel):
     device: Annotated[str, Field(pattern="^[a-z]*(:[0-9]+)?$")]
     threads: Count
     timing_valid: bool
-    tuned: dict[str, float]
+    tuned: dict[Name, float]
     grid_size: Count
-    sizes: dict[str, int]
-    ood_conversions: dict[str, str]
-    streamed: list[str]
+    sizes: dict[Name, int]
+    ood_conversions: dict[Name, Name]
+    streamed: list[Name]
     suite: PlainText
     method: MethodName
-    settings: dict[str, Any]
+    settings: Annotated[dict[str, Any], NoMarkup]
     fingerprint: Digest
     split: list[float]
-    network: dict[str, Any]
-    training: dict[str, Any]
+    network: Annotated[dict[str, Any], NoMarkup]
+    training: Annotated[dict[str, Any], NoMarkup]
     map_checkpoint: Annotated[str, Field(pattern="^[0-9a-f]*$")]
     dtype: Literal["float32", "float64"]
     quick: Literal[False]
@@ -96,7 +121,12 @@ class Row(BaseModel):
     dirty: Literal[False]
     method_source: MethodSource
     environment: Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
-    started: Annotated[str, Field(pattern="^[0-9T:+.-]{19,32}$")]
+    started: Annotated[str, Field(pattern="^[0-9T:+.-]{19,32}$"), AfterValidator(_time)]
+
+    @property
+    def started_at(self) -> datetime:
+        time = datetime.fromisoformat(self.started)
+        return time if time.tzinfo else time.replace(tzinfo=UTC)
 
     @property
     def identity(self) -> Identity:
@@ -121,11 +151,11 @@ class Environment(BaseModel):
     """Where cells ran: versions and hardware. packages: name -> version, null if not there."""
 
     model_config = _STRICT
-    packages: dict[str, str | None]
-    python: str
-    platform: str
-    cpu: str
-    gpu: str | None
+    packages: dict[Name, Name | None]
+    python: Name
+    platform: Name
+    cpu: Name
+    gpu: Name | None
 
 
 class Head(BaseModel):
@@ -156,21 +186,30 @@ class Submission(Head):
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong. row: line of the CSV, whose header is line 1; 0 if of no line."""
+    """One thing that is wrong. row: line of the CSV, whose header is line 1; 0 if of no line.
+
+    other_file, other_row: what it does not go with, where nobody knows which of the two is wrong.
+    """
 
     file: str
     what: str
     field: str = ""
     row: int = 0
+    other_file: str = ""
+    other_row: int = 0
 
     def __str__(self) -> str:
-        places = [f"row {self.row}"] if self.row else []
-        places += [printable(self.field)] if self.field else []
-        return ": ".join(
-            [printable(self.file), *([", ".join(places)] if places else []), self.what]
-        )
+        field = [printable(self.field)] if self.field else []
+        if self.other_file:
+            sides = [(self.file, self.row), (self.other_file, self.other_row)]
+            places = [f"{printable(file)}{f' row {row}' if row else ''}" for file, row in sides]
+            return ": ".join([" and ".join(places), *field, self.what])
+        place = ", ".join([*([f"row {self.row}"] if self.row else []), *field])
+        return ": ".join([printable(self.file), *([place] if place else []), self.what])
 
 
+_NEUTRAL = str.maketrans("<>", "‹›")
+"""A reason may quote code; the signs that look alike are no markup."""
 _MOST_BRACKETS = 500
 """Of a cell; more could be nested deeper than Python follows."""
 _OUTCOME = ("metrics", "ood", "tuned", "grid_size", "sizes", "ood_conversions", "streamed")
@@ -180,9 +219,25 @@ _OOD = "ood:"
 
 
 def json_schema() -> str:
-    """Return the JSON Schema of a submission as text."""
+    """Return the JSON Schema of a submission as text, each metric with its range."""
     schema = Submission.model_json_schema()
+    row = schema["$defs"]["Row"]["properties"]
+    (of_set,) = row["ood"]["patternProperties"].values()
+    for metrics, per_ood in ((row["metrics"], False), (of_set, True)):
+        metrics["properties"] = {
+            metric.name: {"type": "number", **_bounds(metric)}
+            for metric in METRICS.values()
+            if metric.per_ood == per_ood
+        }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _bounds(metric: Metric) -> dict[str, float]:
+    """The limits of a metric in any of its tasks, as JSON Schema has them."""
+    tasks = ("regression", "classification") if metric.task == "any" else (metric.task,)
+    lowest, highest = zip(*map(metric.range_in, tasks), strict=True)
+    limits = {"minimum": min(lowest), "maximum": max(highest)}
+    return {name: limit for name, limit in limits.items() if math.isfinite(limit)}
 
 
 def row_of(record: Record) -> Row:
@@ -197,7 +252,7 @@ def row_of(record: Record) -> Row:
         "streamed": list(record.outcome.streamed),
         "key": record.key,
         "status": record.status,
-        "reason": shortened(printable(record.error_message), 300),
+        "reason": shortened(printable(record.error_message), 300).translate(_NEUTRAL),
         "commit": provenance.get("commit"),
         "dirty": provenance.get("dirty"),
         "method_source": record.method_source,
@@ -221,8 +276,6 @@ def environment_name(environment: Environment) -> str:
 
 def csv_text(rows: Sequence[Row]) -> str:
     """Return the CSV of some rows: one column per field, metric, and metric of an OoD set."""
-    from uqbench.metrics import METRICS
-
     order = {name: position for position, name in enumerate(METRICS)}
     found = list(dict.fromkeys(name for row in rows for name in _numbers(row)))
     rank = {name: order.get(name.rpartition(":")[2], len(order)) for name in found}
@@ -287,6 +340,7 @@ def complaints(error: ValidationError) -> Iterator[tuple[str, str]]:
         if one["type"] in ("missing", "extra_forbidden"):
             what = "is missing" if one["type"] == "missing" else "is no field of this schema"
         else:
+            what = what.removeprefix("Value error, ")
             what = f"is {shortened(printable(_written(one['input'])), 60)}: {what}"
         yield field, what
 
@@ -305,6 +359,7 @@ _WHY = {
     "(pip install -e .)",
     "method_source": "a method's code is of uqbench, of NAME VERSION, or of FILE.py sha256:DIGEST",
     "method": "a method's name is a letter, then letters, digits and _, at most 64",
+    "started": "a time is like 2026-11-30T12:00:00+00:00",
     "who": "a sender's name is letters, digits, _ and -, at most 64, the first no sign",
 }
 
@@ -338,6 +393,9 @@ def _rows(text: str, name: str, lacking: Mapping[str, Any]) -> tuple[list[Row], 
         doubled = sorted({column for column in header if header.count(column) > 1})
         if doubled:
             return [], [Fault(name, "is the name of two columns", doubled[0], 1)]
+        odd = next((column for column in header if re.search(r"[<>\x00-\x1f\x7f]", column)), "")
+        if odd:
+            return [], [Fault(name, "is no name of a column", shortened(odd, 60), 1)]
         if early := sorted(lacking.keys() & set(header)):
             return [], [Fault(name, "is no field of this version", early[0], 1)]
         for number, cells in enumerate(reader, start=2):
@@ -408,17 +466,19 @@ def digest_of(content: bytes) -> str:
 
 
 def contradiction(one: Row, other: Row) -> str:
-    """Say in which metric two rows of one cell differ by more than rounding; "" if in none.
+    """Say in which metric two rows of one cell differ by more than rounding, with both values.
+
+    Empty if in none.
 
     Another processor or library sums in another order, and float32 with a quantile or a skewness on
     top of it leaves few digits; costs differ on every machine.
     """
     left, right = _numbers(one), _numbers(other)
     for name in dict.fromkeys([*left, *right]):
-        if name not in left or name not in right:
-            return f"{name} is in one of them only"
-        if not close(left[name], right[name], 1e-4):
-            return f"{name} is {left[name]:.6g} and {right[name]:.6g}"
+        values = left.get(name), right.get(name)
+        if None in values or not close(*values, 1e-4):
+            shown = ["not there" if value is None else f"{value:.6g}" for value in values]
+            return f"{name} is {' and '.join(shown)}"
     return ""
 
 

@@ -34,7 +34,7 @@ from uqbench.submissions import (
     read,
     row_of,
 )
-from uqbench.verification import ALWAYS_DEFINED, verify
+from uqbench.verification import ALWAYS_DEFINED, report, verify
 
 ROOT = Path(__file__).parents[2]
 KEPT = Path(__file__).parent / "submission_versions"
@@ -74,7 +74,7 @@ def record(problem, method, seed, nll=1.0, *, status="ok", provenance=PROVENANCE
     )
     identity = replace(cell.identity(), **changes)
     names = ALWAYS_DEFINED[PROBLEMS[problem].task.value]
-    metrics = dict.fromkeys(names, 0.5) | {"nll": nll}
+    metrics = dict.fromkeys(names, 0.25) | {"nll": nll}
     ood = {}
     if problem == "sklearn/digits":
         metrics["vmsp_auc_error"] = math.nan  # as without an error
@@ -280,27 +280,65 @@ def test_the_same_cells_of_two_people_count_once_if_they_agree(published, run):
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["uqbench", "my-package 1.0.dev0+g12", f"my method.py sha256:{'0' * 64}", None],
+    ("method", "source"),
+    [
+        ("map", "uqbench"),
+        ("map", None),
+        ("mine", "my-package 1.0.dev0+g12"),
+        ("mine", f"my method.py sha256:{'0' * 64}"),
+    ],
 )
-def test_the_board_shows_whose_code_each_method_is(source, run, boards):
-    publish(run(cells("other") + cells(provenance=of(source))), boards, who="ada")
+def test_the_board_shows_whose_code_each_method_is(method, source, run, boards):
+    publish(run(cells("other") + cells(method, provenance=of(source))), boards, who="ada")
     assert faults(boards) == []
     shown = {(row["method"], row["method_source"]) for row in table(boards / "tiny.csv")}
-    assert shown == {("other", SOURCE), ("mine", source or "")}
+    assert shown == {("other", SOURCE), (method, source or "")}
 
 
-def test_the_board_shows_both_codes_by_which_two_people_have_the_same_numbers(published, run):
-    publish(run(cells(provenance=of(CHANGED)), "bob"), published, who="bob")
-    rows = [row for row in table(published / "tiny.csv") if row["method"] == "mine"]
-    assert {(row["who"], row["method_source"]) for row in rows} == {
-        ("ada+bob", f"{SOURCE}; {CHANGED}")
-    }
+def test_two_people_s_rows_of_one_method_are_of_one_code(published, run, tmp_path):
+    elsewhere = new_boards(tmp_path / "elsewhere")
+    publish(run(cells(provenance=of(CHANGED)), "bob"), elsewhere, who="bob")
+    with pytest.raises(UsageError, match="mine is of different code"):
+        publish(tmp_path / "bob", published, who="bob")
+    shutil.copytree(elsewhere / "submissions", published / "submissions", dirs_exist_ok=True)
+    assert faults(published) == [
+        f"{MINE} row 2 and submissions/tiny/mine-bob.csv row 2: method_source: mine is of "
+        "different code, mine.py sha256:aaaaaaaaaaaa… and mine.py sha256:bbbbbbbbbbbb…; give one "
+        "of them another name"
+    ]
 
 
 def test_older_rows_of_uqbench_s_own_method_go_with_newer_ones(run, boards):
-    old, new = cells(provenance=of(None)), cells(provenance=of("uqbench"))
+    old, new = cells("map", provenance=of(None)), cells("map", provenance=of("uqbench"))
     publish(run([*old[:1], *new[1:]]), boards, who="ada")
+    assert faults(boards) == []
+    shown = {(row["problem"], row["method_source"]) for row in table(boards / "tiny.csv")}
+    assert shown == {("sklearn/diabetes", "uqbench"), ("sklearn/digits", "uqbench")}
+
+
+def started(time, seconds):
+    """Cells of one person, which started at a time and took so long to fit."""
+    ours = cells(provenance=PROVENANCE | {"started": time})
+    return [replace(one, cost=replace(one.cost, fit_seconds=seconds)) for one in ours]
+
+
+@pytest.mark.parametrize(
+    ("times", "senders", "seconds"),
+    [
+        (("2026-11-30T12:00:00+00:00", "2026-11-30T12:00:01+00:00"), "zoe+ada", 1.0),
+        (("2026-11-30T12:00:00+00:00", "2026-11-30T11:59:59+00:00"), "ada+zoe", 8.0),
+        (("2026-11-30T12:00:00+00:00", "2026-11-30T13:59:59+02:00"), "ada+zoe", 8.0),
+        (("2026-11-30T12:00:00+00:00", "2026-11-30T12:00:00+00:00"), "ada+zoe", 8.0),
+    ],
+)
+def test_of_one_cell_of_two_people_the_costs_are_those_of_the_run_that_started_first(
+    times, senders, seconds, run, boards
+):
+    """Whoever is published first; of runs that started together those of the first name."""
+    publish(run(started(times[0], 1.0), "zoe"), boards, who="zoe")
+    publish(run(started(times[1], 8.0), "ada"), boards, who="ada")
+    rows = [row for row in table(boards / "tiny.csv") if row["metric"] == "fit_seconds"]
+    assert {(row["who"], float(row["mean"])) for row in rows} == {(senders, seconds)}
     assert faults(boards) == []
 
 
@@ -369,7 +407,27 @@ NOT_PUBLISHED = {
     ),
     "a plug-in whose earlier cells do not say which": (
         [*cells(provenance=of(None))[:-1], *cells()[-1:]],
-        "different code, unknown and mine.py sha256:aaaa",
+        "method_source: is blank, but mine is no method of uqbench; run again with --rerun all",
+    ),
+    "a plug-in whose code is said to be uqbench's": (
+        cells(provenance=of("uqbench")),
+        "method_source: is uqbench, which has no method named mine (and 3 more rows)",
+    ),
+    "a plug-in whose code is said to be a library": (
+        cells(provenance=of("Scikit_Learn 2.0")),
+        "is Scikit_Learn 2.0, but Scikit_Learn is a library that has no methods",
+    ),
+    "a plug-in under the name of a method of uqbench": (
+        cells("nuqls", provenance=of(f"evil.py sha256:{'0' * 64}")),
+        "is evil.py sha256:000000000000…, but nuqls is a method of uqbench; name yours otherwise",
+    ),
+    "a name of a method of uqbench in capitals": (
+        cells("NUQLS"),
+        "method: nuqls, which is a method of uqbench, and NUQLS differ in case only",
+    ),
+    "a method's name that differs from another's in case only": (
+        cells("Mine"),
+        "Mine-eve.csv and submissions/tiny/mine-ada.csv: method: Mine and mine differ in case only",
     ),
     "a plug-in whose name is a formula": (
         cells(provenance=of(f"=1+1.py sha256:{'a' * 64}")),
@@ -393,6 +451,56 @@ def test_it_is_refused_with_the_reason_and_nothing_is_written(what, run, publish
     assert reason in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert contents(published) == before
+
+
+def test_all_reasons_are_said_at_once(run, boards):
+    unknown = cells(provenance=PROVENANCE | {"commit": None, "dirty": None})[:3]
+    failed = [record("sklearn/diabetes", method, 0, status="failed") for method in ("a", "b")]
+    with pytest.raises(UsageError) as refusal:
+        publish(run(unknown + failed), boards, who="ada")
+    commit, missing, result, others = str(refusal.value).splitlines()
+    assert commit.startswith("not published on tiny: mine: sklearn/diabetes seed 0: commit is null")
+    assert commit.endswith(" (and 2 more cells).")
+    assert missing.startswith(
+        "not published on tiny: mine: the run is incomplete, it lacks sklearn"
+    )
+    assert result == (
+        "not published on tiny: a: sklearn/diabetes seed 0: has no result (failed); run it again "
+        "with --rerun failed (and 1 more cell)."
+    )
+    assert others.startswith("not published on tiny: a, b: the run is incomplete, it lacks sklearn")
+    assert "--methods a,b --seeds 2'" in others
+
+
+def test_of_many_reasons_five_lines_are_said(run, boards):
+    records = cells()
+    for position, one in enumerate(("rmse", "mace", "crps", "width95", "nll")):
+        records[0].outcome.metrics[one] = -1.0 if position < 4 else math.nan
+    records[2].outcome.ood["held-out"]["fpr95"] = 2.0
+    incomplete = [record("sklearn/digits", "other", 0)]
+    failed = record("sklearn/digits", "third", 0, status="failed")
+    changed = cells("fourth", provenance=PROVENANCE | {"dirty": True})
+    records = [*records, *incomplete, failed, *changed, *cells("fifth", quick=True)]
+    done = publishing(run(records), boards)
+    assert len(done) == 5
+    assert done[-1] == "And 3 more reasons."
+
+
+def publishing(run, boards):
+    with pytest.raises(UsageError) as refusal:
+        publish(run, boards, who="ada")
+    return str(refusal.value).splitlines()
+
+
+def test_a_problem_of_another_suite_is_told_from_the_board_s(run, boards):
+    toy = [record("sklearn/digits", "mine", seed, suite="toy") for seed in range(2)]
+    (line,) = publishing(run(toy, "toy"), boards)
+    assert line == (
+        "nothing to publish: the run has sklearn/digits of suite toy; board tiny wants suite "
+        "starter (--suite starter)."
+    )
+    (line,) = publishing(run(cells()[:2] + toy, "half"), boards)
+    assert "it lacks sklearn/digits seed 0 and 1 other cell (of suite starter; that of" in line
 
 
 @pytest.mark.parametrize("who", ["../eve", "<b>", "", "a b", "=1+1"])
@@ -477,12 +585,24 @@ def test_one_key_with_two_numbers_is_named_with_both_places(published, run, tmp_
     publish(run(cells("mine", 1.5), "bob"), elsewhere, who="bob")
     shutil.copytree(elsewhere / "submissions", published / "submissions", dirs_exist_ok=True)
     expected = (
-        f"submissions/tiny/mine-bob.csv: row 2, key: is that of {MINE}: row 2 too, with other "
-        "numbers (nll is 1.5 and 1)"
+        f"{MINE} row 2 and submissions/tiny/mine-bob.csv row 2: key: one cell has two results: "
+        "nll is 1 and 1.5; a board has one, so leave the method out (--methods)"
     )
-    assert any(fault.startswith(expected) for fault in faults(published))
-    with pytest.raises(UsageError, match="with other numbers"):
+    assert report(verify(published)) == [f"{expected} (and 3 more rows)"]
+    with pytest.raises(UsageError, match="one cell has two results"):
         publish(tmp_path / "bob", published, who="bob")
+
+
+def test_of_three_results_of_one_cell_the_odd_one_is_named(published, run, tmp_path):
+    publish(run(cells(), "abe"), published, who="abe")
+    elsewhere = new_boards(tmp_path / "elsewhere")
+    publish(run(cells("mine", 1.5), "aaa"), elsewhere, who="aaa")
+    shutil.copytree(elsewhere / "submissions", published / "submissions", dirs_exist_ok=True)
+    (line,) = report(verify(published))
+    assert line.startswith(
+        "submissions/tiny/mine-aaa.csv row 2 and submissions/tiny/mine-abe.csv row 2: key: one cell"
+    )
+    assert "nll is 1.5 and 1; " in line
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1 + 5e-5, True), (1 + 3e-4, False)])
@@ -505,20 +625,19 @@ def test_a_row_that_is_there_twice_is_named(published):
     rows = table(path)
     write_table(path, [*rows, rows[0]])
     seal(published)
-    assert f"{MINE}: row 6, seed: sklearn/diabetes seed 0 has 2 rows" in faults(published)
+    assert faults(published) == [f"{MINE}: row 6, seed: is of sklearn/diabetes seed 0, as row 2 is"]
 
 
 def test_other_data_than_the_other_submissions_have_are_named(published, run, tmp_path):
     elsewhere = new_boards(tmp_path / "elsewhere")
     publish(run(cells("third", fingerprint="f" * 64), "bob"), elsewhere, who="bob")
     shutil.copytree(elsewhere / "submissions", published / "submissions", dirs_exist_ok=True)
-    found = faults(published)
-    assert any(
-        line.startswith("submissions/tiny/third-bob.csv: row 2, fingerprint: is ffffffffffff, of")
-        and line.endswith(f"in {MINE}: row 2")
-        for line in found
+    (line,) = report(verify(published))
+    assert line.endswith("problem and seed are the same (and 3 more rows)")
+    assert line.startswith(
+        f"{MINE} row 2 and submissions/tiny/third-bob.csv row 2: fingerprint: "
+        f"{digest(['data of', 'sklearn/diabetes'])[:12]} and ffffffffffff, but"
     )
-    assert any(line.startswith("tiny.csv: cannot be generated: ") for line in found)
     with pytest.raises(UsageError, match="fingerprint"):
         publish(tmp_path / "bob", published, who="bob")
 
@@ -543,6 +662,41 @@ SPOILED = {
     "true where a number is due": ("rmse", "true", "rmse: is 'true': not a number"),
     "a number of 400 digits": ("rmse", "9" * 400, "rmse: is larger than any number"),
     "settings that are nested too deeply": ("settings", "[" * 990 + "]" * 990, "settings: is '[["),
+    "an RMSE below 0": ("rmse", "-1.0", "rmse: is -1, must be 0 or more"),
+    "more than all targets in an interval": (
+        "coverage95",
+        "7.0",
+        "coverage95: is 7, must be 0 to 1",
+    ),
+    "an ECE of classification for one of regression": (
+        "ece",
+        "0.3",
+        "ece: is 0.3, must be 0 to 0.2591",
+    ),
+    "no threads": ("threads", "0", "threads: is 0, must be 1 or more"),
+    "no timed prediction": ("repeats", "0", "repeats: is 0, must be 1 or more"),
+    "a negative time": ("map_seconds", "-1.0", "map_seconds: is -1.0, must be 0 or more"),
+    "a start in the future": (
+        "started",
+        "2091-01-01T00:00:00+00:00",
+        "started: is 2091-01-01T00:00:00+00:00, which is in the future",
+    ),
+    "a start that is no time": (
+        "started",
+        "2026-99-99T00:00:00+00:00",
+        "started: is '2026-99-99T00:00:00+00:00': a time is like 2026-11-30T12",
+    ),
+    "a script that was tuned": ("tuned", '{"<script>": 1}', "tuned.<script>.[key]: is '<script>'"),
+    "a script for a setting": ("settings", '{"<b>": 1}', "settings: is {'<b>': 1}: names and"),
+    "a script in a setting": ("settings", '{"a": [{"b": "<b>"}]}', "settings: is {'a': [{'b"),
+    "a script for a part": ("sizes", '{"<b>": 1}', "sizes.<b>.[key]: is '<b>'"),
+    "a script for a reason": ("reason", "<b>", "reason: is '<b>'"),
+    "another method's code": (
+        "method_source",
+        "torch 2.0",
+        "method_source: is torch 2.0, but torch",
+    ),
+    "no code": ("method_source", "", "method_source: is blank, but mine is no method of uqbench"),
     "no time": ("fit_seconds", "NaN", "fit_seconds: is nan, must be 0 or more"),
     "old metrics": ("evaluator", "2", "evaluator: is 2, must be 1; run again with this uqbench"),
     "another recipe": ("training", "{}", "training: is not that of sklearn/diabetes"),
@@ -569,6 +723,50 @@ def test_verification_names_file_row_and_field_of(what, published):
     found = faults(published)
     assert any(line.startswith(f"{MINE}: row 2, {complaint}") for line in found), found
     assert all(line.isprintable() for line in found)
+
+
+def test_a_number_on_an_ood_set_has_a_range_too(published):
+    change(published, "ood:held-out:ood_auc", "3.0", rows=(2,))
+    change(published, "accuracy", "1.5", rows=(3,))
+    change(published, "nll", "-0.1", rows=(3,))
+    assert faults(published) == [
+        f"{MINE}: row 4, ood:held-out:ood_auc: is 3, must be 0 to 1",
+        f"{MINE}: row 5, nll: is -0.1, must be 0 to 744.4",
+        f"{MINE}: row 5, accuracy: is 1.5, must be 0 to 1",
+    ]
+
+
+def test_a_number_may_be_outside_its_range_by_rounding_or_have_none(run, boards):
+    records = cells()
+    records[0].outcome.metrics.update(nll=-40.0, coverage95=1 + 1e-9, rmse=math.inf)
+    publish(run(records), boards, who="ada")
+    assert faults(boards) == []
+
+
+def test_a_column_that_is_markup_is_refused_even_if_it_is_empty(published):
+    change(published, "<b>", "", rows=())
+    assert faults(published) == [f"{MINE}: row 1, <b>: is no name of a column"]
+
+
+def test_the_reason_of_a_skipped_cell_may_quote_code(run, boards):
+    records = cells()[:2] + [
+        replace(record("sklearn/digits", "mine", seed, status="skipped"), error_message="<lambda>")
+        for seed in range(2)
+    ]
+    publish(run(records), boards, who="ada")
+    assert table(submission(boards))[2]["reason"] == "‹lambda›"
+    assert faults(boards) == []
+
+
+def test_a_spoiled_row_is_not_held_against_other_submissions_nor_the_board(published):
+    """The row of the second seed is that of the first with another seed's number."""
+    rows = table(submission(published))
+    rows[1] = rows[0] | {"seed": "1"}
+    write_table(submission(published), rows)
+    seal(published)
+    assert faults(published) == [
+        f"{MINE}: row 3, key: is not the digest of the row's identity: one of the two was changed"
+    ]
 
 
 def test_verification_names_a_submission_of_two_versions_of_a_method(published):
@@ -627,9 +825,20 @@ def test_files_that_are_no_submission_and_links_are_named(published, tmp_path):
 def test_a_submission_under_another_s_name_is_named(published):
     for path in (submission(published), environment(published)):
         path.rename(path.with_name(path.name.replace("ada", "bob")))
-    assert faults(published)[0] == (
+    assert faults(published) == [
         "submissions/tiny/mine-bob.csv: holds what belongs into submissions/tiny/mine-ada.csv"
-    )
+    ]
+
+
+@pytest.mark.parametrize("methods", ["mine", "third"])
+def test_two_senders_whose_names_differ_in_case_only_are_refused(methods, published, run, tmp_path):
+    """Of whatever methods: some file systems take the names of their files for the same."""
+    elsewhere = new_boards(tmp_path / "elsewhere")
+    publish(run(cells(methods), "again"), elsewhere, who="ADA")
+    with pytest.raises(UsageError, match="differ in case only"):
+        publish(tmp_path / "again", published, who="ADA")
+    shutil.copytree(elsewhere / "submissions", published / "submissions", dirs_exist_ok=True)
+    assert sum("differ in case only; use another name" in line for line in faults(published)) == 1
 
 
 @pytest.mark.parametrize(
@@ -664,9 +873,35 @@ def test_the_exit_status_says_whether_all_is_well(published):
     done = CliRunner().invoke(main, arguments)
     assert (done.exit_code, done.output) == (
         1,
-        "tiny.csv: is missing; 'uqbench publish' writes it\n",
+        f"tiny.csv: is missing; 'uqbench publish' writes it\n{published}: 1 fault in 1 file\n",
     )
     assert CliRunner().invoke(main, [*arguments, "runs/x"]).exit_code == 2
+
+
+def test_many_faults_of_a_kind_are_one_line_and_all_are_counted(published):
+    rows = range(4)
+    change(published, "rmse", "-1.0", rows=(0, 1))
+    change(published, "fit_seconds", "-1.0", rows=rows)
+    change(published, "nll", "NaN", rows=rows)
+    done = CliRunner().invoke(main, ["leaderboard", "--verify", str(published)])
+    assert done.output.splitlines() == [
+        f"{MINE}: row 2, rmse: is -1, must be 0 or more (and 1 more row)",
+        f"{MINE}: row 2, nll: is NaN, must be a number (and 3 more rows)",
+        f"{MINE}: row 2, fit_seconds: is -1.0, must be 0 or more (and 3 more rows)",
+        f"{published}: 10 faults in 1 file",
+    ]
+
+
+def test_two_submissions_whose_files_were_swapped_are_two_lines(published):
+    for path in (submission, environment):
+        one, other = path(published), path(published, "other-ada")
+        texts = one.read_bytes(), other.read_bytes()
+        one.write_bytes(texts[1])
+        other.write_bytes(texts[0])
+    assert faults(published) == [
+        f"{MINE}: holds what belongs into submissions/tiny/other-ada.csv",
+        f"submissions/tiny/other-ada.csv: holds what belongs into {MINE}",
+    ]
 
 
 # Definitions and the schema
@@ -710,13 +945,17 @@ def test_submissions_of_every_version_stay_readable(version):
 
 
 def test_a_submission_of_version_1_stays_on_its_board_as_of_unknown_source(boards, run):
-    shutil.copytree(KEPT / "1", boards / "submissions")
+    publish(run(cells("map", provenance=of(None))), boards, who="ada")
+    path = submission(boards, "map-ada")
+    rows = table(path)
+    write_table(path, [{k: v for k, v in row.items() if k != "method_source"} for row in rows])
+    seal(boards, "map-ada", schema_version=1)
     before = contents(boards / "submissions")
     publish(run(cells("other", 2.0), "bob"), boards, who="bob")
     assert faults(boards) == []
     assert before.items() <= contents(boards / "submissions").items()
     shown = {(row["method"], row["method_source"]) for row in table(boards / "tiny.csv")}
-    assert shown == {("mine", ""), ("other", SOURCE)}
+    assert shown == {("map", ""), ("other", SOURCE)}
 
 
 def test_a_submission_of_version_1_has_no_column_of_version_2(published):
