@@ -102,7 +102,7 @@ class Row(BaseModel):
     timing_valid: bool
     tuned: dict[Name, float]
     grid_size: Count
-    sizes: dict[Name, int]
+    sizes: dict[Name, Count]
     ood_conversions: dict[Name, Name]
     streamed: list[Name]
     suite: PlainText

@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.metadata import requires
@@ -26,7 +26,7 @@ from uqbench.published_boards import (
     board_definitions,
     differences,
 )
-from uqbench.records import EVALUATOR_VERSION
+from uqbench.records import EVALUATOR_VERSION, Identity
 from uqbench.registry import BUILT_IN, method_names, method_source
 from uqbench.submissions import (
     ENVIRONMENT_SUFFIX,
@@ -54,6 +54,7 @@ ROUNDING = 1e-6
 """By how much a metric may lie outside the range of its definition."""
 _WRITTEN = datetime(2026, 12, 1, tzinfo=UTC)
 """When this was written: a clock that says less is wrong."""
+_IDENTITY = [part.name for part in fields(Identity)]
 _OTHER_FILES = (FILE_NAME, "schema.json", "README.md", "__init__.py")
 _OTHER_FOLDERS = ("paper", SUBMISSIONS, "__pycache__")
 
@@ -80,7 +81,11 @@ def read_folder(folder: str | Path) -> Folder:
     definitions = board_definitions(folder)
     submissions, faults, unread = [], list(_strangers(folder, definitions)), set()
     for board in definitions:
-        for path in sorted((folder / SUBMISSIONS / board).glob("*.csv")):
+        home = folder / SUBMISSIONS / board
+        stems = [path.name.removesuffix(ENVIRONMENT_SUFFIX) for path in home.glob("*.json")]
+        if not all((home / f"{stem}.csv").is_file() for stem in stems):
+            unread.add(board)
+        for path in sorted(home.glob("*.csv")):
             if path.is_symlink() or path.stat().st_size > MOST_BYTES:
                 unread.add(board)  # and among the strangers
                 continue
@@ -153,7 +158,9 @@ def submission_faults(
         name = f"{SUBMISSIONS}/{submission.name}"
         own = list(_completeness_faults(name, definition, submission))
         for number, row in enumerate(submission.rows, start=2):
-            found = _row_faults(definition, problems, submission, row)
+            found = list(_row_faults(definition, problems, submission, row))
+            if any(field in _IDENTITY for field, _ in found):
+                found = [fault for fault in found if fault[0] != "key"]  # follows from those
             own += [Fault(name, what, field, number) for field, what in found]
         spoiled = {fault.row for fault in own}
         places = [_Place(name, number, row) for number, row in enumerate(submission.rows, start=2)]
@@ -361,6 +368,9 @@ def _number_faults(problem: Problem, row: Row) -> Iterator[tuple[str, str]]:
         trains_its_own = name == "map_seconds" and math.isnan(seconds)
         if not trains_its_own and not (math.isfinite(seconds) and seconds >= 0):
             yield name, f"is {seconds}, must be 0 or more"
+    for name, value in row.tuned.items():
+        if not math.isfinite(value):
+            yield f"tuned.{name}", f"is {value}, must be a finite number"
     for name in ("threads", "repeats"):
         if getattr(row, name) < 1:
             yield name, f"is {getattr(row, name)}, must be 1 or more"

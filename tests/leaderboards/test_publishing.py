@@ -673,6 +673,8 @@ SPOILED = {
         "0.3",
         "ece: is 0.3, must be 0 to 0.2591",
     ),
+    "no number where one was tuned": ("tuned", '{"a": NaN}', "tuned.a: is nan, must be a finite"),
+    "fewer rows than none": ("sizes", '{"test": -1}', "sizes.test: is -1: "),
     "no threads": ("threads", "0", "threads: is 0, must be 1 or more"),
     "no timed prediction": ("repeats", "0", "repeats: is 0, must be 1 or more"),
     "a negative time": ("map_seconds", "-1.0", "map_seconds: is -1.0, must be 0 or more"),
@@ -820,6 +822,18 @@ def test_files_that_are_no_submission_and_links_are_named(published, tmp_path):
         "submissions/tiny/notes.txt: is no file of a submission",
         "submissions/unknown: is not the folder of a board of boards.toml",
     ]
+
+
+def test_a_lost_table_is_named_alone(published):
+    submission(published).unlink()
+    assert faults(published) == [
+        "submissions/tiny/mine-ada.environment.json: has no mine-ada.csv beside it"
+    ]
+
+
+def test_a_row_of_another_suite_has_no_other_fault(published):
+    change(published, "suite", "toy")
+    assert faults(published) == [f"{MINE}: row 2, suite: is toy, must be starter"]
 
 
 def test_a_submission_under_another_s_name_is_named(published):
