@@ -65,7 +65,7 @@ MethodSource = Annotated[
     str,
     Field(
         max_length=400,
-        pattern=r"^(uqbench|[A-Za-z0-9][A-Za-z0-9._-]* [A-Za-z0-9][A-Za-z0-9.!+_-]*"
+        pattern=r"^(uqbench|[A-Za-z0-9][A-Za-z0-9._-]* v?[0-9][A-Za-z0-9.!+_-]*"
         r"|[^=+@<>\x00-\x20\x7f/\\-][^<>\x00-\x1f\x7f/\\]*\.py sha256:[0-9a-f]{64})?$",
     ),
 ]

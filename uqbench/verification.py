@@ -292,6 +292,8 @@ def _source_faults(row: Row) -> Iterator[tuple[str, str]]:
         yield "method_source", f"is {BUILT_IN}, which has no method named {row.method}"
     elif not seen.partition(" ")[2].startswith("sha256:"):
         package = seen.partition(" ")[0]
+        if package.endswith(".py"):
+            yield "method_source", f"is {shown}, but a file has its sha256"
         if _normalised(package) in _libraries():
             yield "method_source", f"is {shown}, but {package} is a library that has no methods"
 

@@ -708,6 +708,12 @@ SPOILED = {
         "method: is '<script>alert(1)</script>': a method's name is",
     ),
     "a hash that is none": ("method_source", "a.py sha256:abc", "method_source: is 'a.py sha256:"),
+    "a file without a hash": (
+        "method_source",
+        "a.py 1.0",
+        "method_source: is a.py 1.0, but a file",
+    ),
+    "a package without a version": ("method_source", "a b", "method_source: is 'a b'"),
     "a path": ("method_source", SOURCE.replace("mine", "../a"), "method_source: is '../a.py sha"),
     "markup": ("method_source", SOURCE.replace("mine", "<b>"), "method_source: is '<b>.py sha256:"),
     "a formula of a spreadsheet": ("reason", "=1+1", "reason: is '=1+1': String should match"),
@@ -941,6 +947,17 @@ def test_wrong_definitions_of_boards_are_refused(boards, text, complaint):
 
 def test_the_json_schema_in_the_folder_is_that_of_the_code():
     assert (ROOT / "leaderboards" / "schema.json").read_text("utf-8") == json_schema()
+
+
+def test_the_json_schema_has_the_ranges_of_the_metrics():
+    row = json.loads(json_schema())["$defs"]["Row"]["properties"]
+    metrics = row["metrics"]["properties"]
+    (on_set,) = row["ood"]["patternProperties"].values()
+    assert metrics["accuracy"] == {"type": "number", "minimum": 0, "maximum": 1}
+    assert metrics["rmse"] == {"type": "number", "minimum": 0}
+    assert metrics["nll"] == {"type": "number"}  # of regression it has no limits
+    assert on_set["properties"]["ood_auc"]["maximum"] == 1
+    assert "ood_auc" not in metrics
 
 
 @pytest.mark.parametrize("version", range(1, SUBMISSION_VERSION + 1))
