@@ -9,6 +9,7 @@ import html
 import importlib
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,11 +70,20 @@ def catalogue(_: str) -> str:
     """The names that records and leaderboards use, in the order of tables."""
     from uqbench.metrics import METRICS
 
-    lines = ["| name | task | better | what |", "| --- | --- | --- | --- |"]
+    lines = ["| name | task | better | range | what |", "| --- | --- | --- | --- | --- |"]
     for metric in METRICS.values():
-        better = metric.better or "–"
-        lines.append(f"| `{metric.name}` | {metric.task} | {better} | {metric.description} |")
+        limits = _limits(*metric.range_in(metric.task))
+        if metric.classification_range:
+            limits += f"; classification: {_limits(*metric.classification_range)}"
+        cells = f"`{metric.name}`", metric.task, metric.better or "–", limits, metric.description
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _limits(lowest: float, highest: float) -> str:
+    if math.isinf(highest):
+        return "any" if math.isinf(lowest) else f"≥ {lowest:g}"
+    return f"{lowest:g} to {highest:.3g}"
 
 
 def definitions(_: str) -> str:
