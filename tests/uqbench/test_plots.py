@@ -6,6 +6,7 @@ import matplotlib
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 
 import uqbench
 from uqbench import plots
@@ -146,6 +147,19 @@ def test_bands_of_any_size_leave_the_common_axes_as_they_are(run, tmp_path, size
     lower, upper = band(panels(figure)["huge"])
     assert np.abs([lower, upper]).max() < 1e4
     plots.write(figure, tmp_path / "huge.svg")
+
+
+@pytest.mark.parametrize("suffix", plots.SUFFIXES)
+def test_the_same_picture_gives_the_same_bytes(tmp_path, suffix):
+    def drawn(name: str) -> bytes:
+        figure = Figure()
+        axes = figure.add_subplot()
+        axes.plot([0, 1], [0, 2], label="line")
+        axes.fill_between([0, 1], [0, 1], [1, 2])
+        plots.write(figure, tmp_path / f"{name}{suffix}")
+        return (tmp_path / f"{name}{suffix}").read_bytes()
+
+    assert drawn("one") == drawn("other")
 
 
 def test_there_is_one_panel_for_each_method_in_the_order_of_the_run(run):

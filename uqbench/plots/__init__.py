@@ -68,13 +68,20 @@ def check_suffix(path: str | Path) -> None:
 
 
 def write(figure: Figure, path: str | Path) -> None:
-    """Write a picture to a file of one of ``SUFFIXES``; it is whole or unchanged at any time."""
+    """Write a picture to a file of one of ``SUFFIXES``; it is whole or unchanged at any time.
+
+    The same picture gives the same bytes, so that a page that is generated again shows no change.
+    """
+    import matplotlib
+
     from uqbench.replacement import replacement
 
     check_suffix(path)
     path = Path(path)
+    kind = path.suffix.lower().lstrip(".")
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     try:
-        with replacement(path) as file:
-            figure.savefig(file, format=path.suffix.lower().lstrip("."), dpi=_DOTS_PER_INCH)
+        with replacement(path) as file, matplotlib.rc_context({"svg.hashsalt": "uqbench"}):
+            figure.savefig(file, format=kind, dpi=_DOTS_PER_INCH, metadata=undated)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
