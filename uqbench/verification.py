@@ -106,9 +106,9 @@ def verify(folder: str | Path) -> list[Fault]:
     """Return everything that is wrong with a folder of leaderboards, nothing if all is well.
 
     What follows from another fault is left out: rows with faults of their own are not held against
-    other submissions, and a board only against submissions without faults. Nothing of the
-    submissions is run, and no data set is needed. Raises :class:`UsageError` if the folder has no
-    definitions of boards.
+    other submissions, and a board only against submissions without faults but of the hash: an
+    edited number shows in both. Nothing of the submissions is run, and no data set is needed.
+    Raises :class:`UsageError` if the folder has no definitions of boards.
     """
     found = read_folder(folder)
     faults = [*found.faults, *spelling_faults(found.submissions)]
@@ -134,7 +134,7 @@ def report(faults: Iterable[Fault]) -> list[str]:
     for first, *others in kinds.values():
         more = len(others)
         rows = len({first.row, *(other.row for other in others)}) == more + 1
-        unit = counted(more, "more row" if rows else "more like it")
+        unit = counted(more, "more row") if rows else f"{more} more like it"
         shown.append(f"{first} (and {unit})" if more else str(first))
     return shown
 

@@ -28,6 +28,7 @@ from uqbench.records import Cost, Outcome, Record, RecordFile, encode
 from uqbench.submissions import (
     ENVIRONMENT_SUFFIX,
     SUBMISSION_VERSION,
+    Fault,
     csv_text,
     digest_of,
     json_schema,
@@ -557,6 +558,11 @@ def test_an_edited_number_shows_in_the_digest_and_on_the_board(published):
     assert "tiny.csv: row 4, mean: is '1.0625', the submissions give '0.8125'" in others
     seal(published)
     assert faults(published) == others
+
+
+def test_faults_of_one_row_that_are_alike_are_one_line():
+    found = [Fault("a.csv", f"is -{n}, must be 0 or more", f"sizes.{n}", 2) for n in (1, 2, 3)]
+    assert report(found) == ["a.csv: row 2, sizes.1: is -1, must be 0 or more (and 2 more like it)"]
 
 
 def test_an_edited_board_is_not_what_the_submissions_give(published):
