@@ -31,11 +31,14 @@ _OLDER: dict[int, dict[str, Any]] = {1: {"method_source": ""}}
 
 ENVIRONMENT_SUFFIX = ".environment.json"
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+_MARKUP = r"<>\x00-\x1f\x7f"
+"""What no name and no text has, as a set of a regular expression."""
+_PLAIN = re.compile(f"[^{_MARKUP}]*")
 
 
 def _without_markup(value: Any) -> Any:
     """Return a value as it is; ValueError if a name or text inside could be markup."""
-    if isinstance(value, str) and re.search(r"[<>\x00-\x1f\x7f]", value):
+    if isinstance(value, str) and not _PLAIN.fullmatch(value):
         raise ValueError(_NO_MARKUP)
     if isinstance(value, Mapping):
         _without_markup([*value, *value.values()])
@@ -57,16 +60,16 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 MethodName = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 Who = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 PlainText = Annotated[
-    str, Field(max_length=300, pattern=r"^([^=+@<>\x00-\x20\x7f-][^<>\x00-\x1f\x7f]*)?$")
+    str, Field(max_length=300, pattern=rf"^([^=+@<>\x00-\x20\x7f-][^{_MARKUP}]*)?$")
 ]
 NoMarkup = AfterValidator(_without_markup)
-Name = Annotated[str, Field(max_length=300, pattern=r"^[^<>\x00-\x1f\x7f]*$")]
+Name = Annotated[str, Field(max_length=300, pattern=f"^{_PLAIN.pattern}$")]
 MethodSource = Annotated[
     str,
     Field(
         max_length=400,
         pattern=r"^(uqbench|[A-Za-z0-9][A-Za-z0-9._-]* v?[0-9][A-Za-z0-9.!+_-]*"
-        r"|[^=+@<>\x00-\x20\x7f/\\-][^<>\x00-\x1f\x7f/\\]*\.py sha256:[0-9a-f]{64})?$",
+        rf"|[^=+@<>\x00-\x20\x7f/\\-][^{_MARKUP}/\\]*\.py sha256:[0-9a-f]{{64}})?$",
     ),
 ]
 Count = Annotated[int, Field(ge=0)]
@@ -393,7 +396,7 @@ def _rows(text: str, name: str, lacking: Mapping[str, Any]) -> tuple[list[Row], 
         doubled = sorted({column for column in header if header.count(column) > 1})
         if doubled:
             return [], [Fault(name, "is the name of two columns", doubled[0], 1)]
-        odd = next((column for column in header if re.search(r"[<>\x00-\x1f\x7f]", column)), "")
+        odd = next((column for column in header if not _PLAIN.fullmatch(column)), "")
         if odd:
             return [], [Fault(name, "is no name of a column", shortened(odd, 60), 1)]
         if early := sorted(lacking.keys() & set(header)):
