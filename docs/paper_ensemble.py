@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from uqbench.metrics.regression import ece, nll, rmse
-from uqbench.problems import Problem, load_suite, problem_data
+from uqbench.problems import Problem, all_problems, problem_data
 
 
 class TwoHeads(nn.Module):
@@ -89,7 +89,7 @@ if __name__ == "__main__":
     for option in ("shared-biases", "step-batches", "in-order"):
         parser.add_argument(f"--{option}", action="store_true")
     given = parser.parse_args()
-    (chosen,) = [one for one in load_suite("uci").problems if one.name == given.problem]
+    chosen = all_problems()[given.problem]
     found = np.array([numbers(chosen, seed, given) for seed in range(given.seeds)])
     spread = found.std(0, ddof=1) if given.seeds > 1 else np.full(3, np.nan)
     for name, mean, std in zip(("RMSE", "NLL", "ECE"), found.mean(0), spread, strict=True):
